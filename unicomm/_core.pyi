@@ -288,6 +288,10 @@ class ShmExchange:
         """
 
     def interrupt(self) -> None: ...
+    def set_attended(self, attended: bool) -> None:
+        """
+        Says whether a thread of the program waits for any of the messages. May be called at any time.
+        """
 
 def heap_allocate(bytes: int) -> NDArray[Any]:
     """

@@ -231,7 +231,10 @@ void bind_shm(nb::module_& m) {
                      "Fault | list[tuple[int, int, Fault | None]]"),
              "Returns at the first event: a fault of the group, or (index, peer, fault) of each message that "
              "is done.")
-        .def("interrupt", &Exchange::interrupt);
+        .def("interrupt", &Exchange::interrupt)
+        .def(
+            "set_attended", &Exchange::set_attended, nb::arg("attended"),
+            "Says whether a thread of the program waits for any of the messages. May be called at any time.");
     m.def(
         "heap_allocate",
         [](uint64_t bytes) {

@@ -254,7 +254,7 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
     }
     if (!deep) return false;
     if (interrupted(fault)) return true;
-    culprit_finder_.note_look(awaited, kind.anybody);
+    culprit_finder_.note_look(awaited, kind.anybody, kind.aside);
     if (!kind.anybody && !kind.guessed) return deadlock_.check(awaited, kind, fault);
     std::vector<int> others;
     if (kind.guessed) others = awaited;

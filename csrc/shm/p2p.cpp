@@ -386,7 +386,8 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
     }
     // If more messages may join, one step of any message ends the wait; else all must be complete. A receive
     // from any rank needs no rank in particular.
-    WaitKind kind{static_cast<uint32_t>(operation), joinable_, joinable_ || awaited.empty()};
+    WaitKind kind{static_cast<uint32_t>(operation), joinable_, !attended_.load(std::memory_order_relaxed),
+                  joinable_ || awaited.empty()};
     kind.anybody = from_any && kind.any;
     if (kind.anybody) kind.op = static_cast<uint32_t>(OpCode::kRecv);
     std::sort(awaited.begin(), awaited.end());

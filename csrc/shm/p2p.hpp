@@ -29,6 +29,8 @@ class Exchange {
     Fault run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>& done);
     // Makes `run`, or its next call, return. May be called from any thread.
     void interrupt();
+    // Whether a thread of the program waits for any of the messages. May be called from any thread.
+    void set_attended(bool attended) { attended_.store(attended, std::memory_order_relaxed); }
     size_t unfinished() const { return transfers_.size(); }
 
     // Of a message that is not in an Exchange, while no other is. Whether it needs no other rank to act any
@@ -82,6 +84,7 @@ class Exchange {
     uint64_t pass_ = 0;
     std::vector<uint64_t> closed_;  // by peer: the last pass that found nothing
     Shared<bool> interrupted_{false};
+    Shared<bool> attended_{true};
     int damaged_ = -1;  // the rank whose words in shared memory are damaged
 };
 

@@ -286,6 +286,10 @@ class _ShmExchange(Exchange):
         if (exchange := self._exchange) is not None:
             exchange.interrupt()
 
+    def attend(self, attended: bool) -> None:
+        if (exchange := self._exchange) is not None:
+            exchange.set_attended(attended)
+
     def close(self) -> None:
         # Both hold the segment, which must not outlive the communicator if a user keeps the message queue.
         self._group = self._exchange = None

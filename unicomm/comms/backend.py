@@ -244,6 +244,9 @@ class Exchange(abc.ABC):
     def interrupt(self) -> None:  # noqa: B027
         """From another thread: makes the running or the next `run` return soon, as there is more to add."""
 
+    def attend(self, attended: bool) -> None:  # noqa: B027
+        """From any thread: says whether any thread waits for these messages. Until then, one does."""
+
     def close(self) -> None:  # noqa: B027
         """Called when no message is left."""
 

@@ -21,9 +21,10 @@ std::vector<uint32_t> CulpritFinder::snapshot() const {
     return all;
 }
 
-void CulpritFinder::note_look(const std::vector<int>& awaited, bool anybody) {
+void CulpritFinder::note_look(const std::vector<int>& awaited, bool anybody, bool aside) {
     RankControl& me = segment_.control(rank_);
-    me.waits_for.store(anybody ? kAnybody : awaited.empty() ? 0 : 1 + uint32_t(awaited.front()));
+    uint32_t first = awaited.empty() ? 0 : 1 + uint32_t(awaited.front());
+    me.waits_for.store(aside ? 0 : anybody ? kAnybody : first);
     me.looks.fetch_add(1);
     uint64_t now = now_ns();
     if (wait_ != me.wait.load() || older_.empty()) {
@@ -55,7 +56,7 @@ void CulpritFinder::look_elsewhere(uint64_t now) {
             bool goes_on = before.first == now_is.first && before.second != now_is.second;
             before = now_is;
             Waiting wait;
-            if (!goes_on || other.waiting.read(wait) != now_is.first) continue;
+            if (!goes_on || other.waiting.read(wait) != now_is.first || wait.aside) continue;
             int peer = awaited_rank(wait);
             if (peer >= 0 && peer != r) elsewhere_[size_t(r)] = {peer, slot, now_is.first, now};
         }

@@ -22,8 +22,8 @@ class CulpritFinder {
     CulpritFinder(Segment& segment, int rank);
 
     // To be called when this rank has checked what it waits for, and has to go on.
-    // With `anybody` it waits for no rank in particular.
-    void note_look(const std::vector<int>& awaited, bool anybody);
+    // With `anybody` it waits for no rank in particular; with `aside` no thread of the program waits.
+    void note_look(const std::vector<int>& awaited, bool anybody, bool aside);
     // Returns the awaited ranks, or ranks behind them, that keep the others waiting.
     std::vector<int> responsible(const std::vector<int>& awaited) const;
     // Returns the ranks that keep `rank` waiting if it waits for any rank: those that are here and do not

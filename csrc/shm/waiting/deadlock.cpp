@@ -87,6 +87,7 @@ void DeadlockDetector::publish(const std::vector<int>& awaited, const WaitKind& 
     w.rank = rank_;
     w.op = kind.op;
     w.joinable = kind.joinable;
+    w.aside = kind.aside;
     w.any = kind.any;
     copy_text(w.name, sizeof w.name, name_);
     for (int r : awaited) {
@@ -105,6 +106,7 @@ void DeadlockDetector::publish(const std::vector<int>& awaited, const WaitKind& 
     }
     number_ = table_->next_number();
     awaited_ = awaited;
+    aside_ = kind.aside;
     have_before_ = false;
     found_ns_ = 0;
     found_ = {};
@@ -123,7 +125,8 @@ bool DeadlockDetector::check(const std::vector<int>& awaited, const WaitKind& ki
     bool sayable = !awaited.empty() && !(kind.any && awaited.size() > kMostAwaited);
     if (!table_ || !sayable || now - began_ns_ < kFirstNs) return false;
     if (slot_ < 0 && (slot_ = table_->take_slot()) < 0) return false;
-    if (number_ == 0 || table_->page().waits[slot_].waiting.version() != number_ || awaited != awaited_) {
+    if (number_ == 0 || table_->page().waits[slot_].waiting.version() != number_ || awaited != awaited_ ||
+        kind.aside != aside_) {
         publish(awaited, kind);
     }
     WaitSlot& slot = table_->page().waits[slot_];

@@ -36,6 +36,7 @@ void set_thread_check(ThreadCheck check);
 struct WaitKind {
     uint32_t op;
     bool joinable = false;  // more messages may join the wait
+    bool aside = false;     // no thread of the program waits for it: the rank may be at work elsewhere
     bool any = false;       // the wait ends when one of the awaited ranks acts ...
     bool anybody = false;   // ... or any rank at all
     bool guessed = false;   // the same, but the awaited ranks are those that are likely to act
@@ -118,6 +119,7 @@ class DeadlockDetector {
     int slot_ = -1;
     uint64_t number_ = 0;
     std::vector<int> awaited_;
+    bool aside_ = false;
     bool have_before_ = false, in_deadlock_ = false;
     Evidence before_;
     Fault found_;

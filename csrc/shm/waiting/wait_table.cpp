@@ -14,7 +14,7 @@
 namespace unicomm::shm {
 namespace {
 
-constexpr uint64_t kWaitTableMagic = 0x314452424d4f4355ull;  // "UCOMBRD1"
+constexpr uint64_t kWaitTableMagic = 0x324452424d4f4355ull;  // "UCOMBRD2"
 
 struct Known {
     std::mutex mutex;

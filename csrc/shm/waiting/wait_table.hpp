@@ -51,7 +51,8 @@ struct Waiting {
     uint64_t thread;  // pthread_self()
     int32_t rank;
     uint32_t op;
-    uint32_t joinable;  // more messages may join the wait, so this rank may still act
+    uint16_t joinable;  // more messages may join the wait, so this rank may still act
+    uint16_t aside;     // no thread of the program waits for it
     uint32_t any;       // the wait ends when any awaited rank acts, not only when all have
     uint64_t seq;       // of the operation; 0 if unknown
     uint32_t line, awaited_count;

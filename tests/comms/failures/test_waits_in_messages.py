@@ -60,7 +60,7 @@ def test_the_ranks_that_wait_for_the_late_one_are_not_named(backend, hints):
         comm.finalize()
 
 
-@pytest.mark.parametrize(("backend", "hints"), BACKENDS[1:])
+@pytest.mark.parametrize(("backend", "hints"), [*BACKENDS, ("auto", {"hosts": "a,a,b"})])
 def test_a_receive_that_no_thread_waits_for_is_no_wait(backend, hints):
     """Rank 0 has posted one and computes: it is the one that is missing in rank 1's barrier."""
     comms = ranks(3, backend, hints)

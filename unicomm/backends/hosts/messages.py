@@ -75,6 +75,7 @@ class BothExchange(Exchange):
         self._counts = [0, 0]
         self._added = 0
         self._driver: _Driver | None = None
+        self._attended = True
         # An interrupt while `add` opens a part reaches no part, so the next `run` has to find it here.
         self._interrupted = False
 
@@ -91,6 +92,7 @@ class BothExchange(Exchange):
             if part is None:
                 part = self._open[is_far] = self._parts[is_far][0]()
                 part.waited_for = partial(self._waited_in, is_far)
+                part.attend(self._attended)
             part.add([placed])
 
     def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
@@ -160,6 +162,12 @@ class BothExchange(Exchange):
             driver.results.put([])
         elif (far := self._open[True]) is not None:
             far.interrupt()
+
+    def attend(self, attended: bool) -> None:
+        self._attended = attended
+        for part in self._open:
+            if part is not None:
+                part.attend(attended)
 
     def close(self) -> None:
         near, far = self._open

@@ -51,15 +51,14 @@ class QueuedWork(Work):
         if self._pending:
             limit = seconds(timeout, _FOREVER)
             end = time.monotonic() + limit
-            awaited = self._queue.awaited
-            awaited.append(self)
+            self._queue.await_work(self)
             try:
                 self._queue.drive_for(self, limit)
                 if self._pending and timeout is not None:
                     timeout = max(1e-9, end - time.monotonic())
                 super().wait(timeout)
             finally:
-                awaited.remove(self)
+                self._queue.leave_work(self)
         else:
             super().wait(timeout)
 
@@ -83,6 +82,7 @@ class MessageQueue:
         self.awaited: list[QueuedWork] = []
         self._exchange = open_exchange(engine.backend)
         self._exchange.waited_for = self._waited_for
+        self._exchange.attend(False)
         self._lock = threading.Lock()
         self._driving = threading.Lock()  # held by the thread that runs the messages
         self._driver = 0
@@ -203,6 +203,18 @@ class MessageQueue:
                 raise
         finally:
             self._driver = 0
+
+    def await_work(self, work: QueuedWork) -> None:
+        """To be called by a thread that begins to wait for a message."""
+        with self._lock:
+            self.awaited.append(work)
+            self._exchange.attend(True)
+
+    def leave_work(self, work: QueuedWork) -> None:
+        """To be called by a thread that no longer waits for a message."""
+        with self._lock:
+            self.awaited.remove(work)
+            self._exchange.attend(bool(self.awaited))
 
     def _waited_for(self) -> list[int]:
         awaited = self.awaited.copy()
