@@ -9,9 +9,10 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
-#include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <type_traits>
 
 #include "nccl/allocator.hpp"
@@ -51,9 +52,13 @@ template <class... A>
 void plain(nb::class_<Library>& c, const char* name, int (*Functions::*member)(A...), const char* symbol,
            const char* parameters) {
     std::string signature = std::string("def ") + name + "(self";
-    std::istringstream names(parameters);
+    // Without a stream, which would bring the C++ library's locales into the wheel.
     size_t count = 0;
-    for (std::string parameter; names >> parameter; ++count) signature += ", " + parameter + ": int";
+    for (std::string_view rest(parameters); !rest.empty(); ++count) {
+        size_t length = std::min(rest.find(' '), rest.size());
+        signature += ", " + std::string(rest.substr(0, length)) + ": int";
+        rest.remove_prefix(std::min(length + 1, rest.size()));
+    }
     if (count != sizeof...(A)) throw std::logic_error(signature + ": one name for each parameter");
     signature += sizeof...(A) ? ", /) -> int" : ") -> int";
     c.def(
