@@ -9,7 +9,7 @@ Each contender has processes of its own, which sleep until it is their turn. The
 turn, repetition by repetition, so that other load on the machine affects all of them. Results are checked.
 The recorder and the signature check of unicomm are on. A figure is the median over the repetitions of the
 slowest rank's time for one call; ratios are taken repetition by repetition. The floor is what the machine
-allows between two cores (benchmarks/floor.cpp). Compare ratios, not absolute figures. "its memory" is
+allows (benchmarks/floors.py). Compare ratios, not absolute figures. "its memory" is
 unicomm with tensors of `unicomm.empty`. The last figure is the CPU time that a rank uses while it waits a
 second for another rank.
 """
@@ -22,7 +22,6 @@ import datetime
 import json
 import os
 import platform
-import shutil
 import signal
 import socket
 import statistics
@@ -38,6 +37,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchmarks import floors
 from tools.mpi_libraries import find
 
 HERE = Path(__file__).parent
@@ -203,22 +203,6 @@ def row_of(case: dict[str, Any], ranks: int, size: str, samples: dict[str, list[
             "best_peer_over_unicomm": statistics.median(ratios)}  # fmt: skip
 
 
-def floor() -> dict[str, Any] | None:
-    """Microseconds of benchmarks/floor.cpp, or None without a compiler or an x86-64 processor."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "floor")
-        command = [compiler, "-O2", "-std=c++20", "-pthread", str(HERE / "floor.cpp"), "-o", str(program)]
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            return None
-        figures: dict[str, Any] = json.loads(
-            subprocess.run([program], capture_output=True, check=True).stdout
-        )
-        return figures
-
-
 def about() -> dict[str, Any]:
     """When and where the figures were made."""
     return {
@@ -226,6 +210,8 @@ def about() -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "load": [round(load, 2) for load in os.getloadavg()],
         "torch": version("torch"),
+        "unicomm": version("unicomm"),
+        "python": platform.python_version(),
     }
 
 
@@ -234,14 +220,17 @@ def show(rows: list[dict[str, Any]], ranks: int) -> None:
     table = Table(title=f"{ranks} ranks on {os.cpu_count()} cores, medians in microseconds")
     table.add_column("operation")
     table.add_column("size", justify="right")
-    for name in [*names, "best peer / unicomm"]:
+    for name in [*names, "floor", "best peer / unicomm", "unicomm / floor"]:
         table.add_column(name, justify="right")
     for row in rows:
         cells = [f"{row['seconds'][n] * 1e6:,.1f}" if n in row["seconds"] else "-" for n in names]
+        least = row.get("floor")
+        cells.append(f"{least * 1e6:,.1f}" if least else "-")
+        above = f"{row['seconds'][OURS] / least:.1f}" if least else "-"
         what = row["operation"] + ("" if row["dtype"] == "float32" else f" {row['dtype']}")
         ratio = row["best_peer_over_unicomm"]
         colour = "green" if ratio >= 1 else "red"
-        table.add_row(what, row["size"], *cells, f"[{colour}]{ratio:.2f} x[/]")
+        table.add_row(what, row["size"], *cells, f"[{colour}]{ratio:.2f} x[/]", above)
     console.print(table)
 
 
@@ -312,7 +301,7 @@ def main() -> None:
             for label, n in sizes.items():
                 if operation != "barrier" or n == min(sizes.values()):
                     cases.append(({"operation": operation, "dtype": dtype, "bytes": n}, label))
-    at = floor()
+    at = floors.machine()
     if at:
         console.print(f"floor: a flag there and back {at['flag']:.2f} us", highlight=False)
         for n, what in at.items():
@@ -335,6 +324,9 @@ def main() -> None:
                     progress.update(task, description=what)
                     quiet = measure(started, case, options.repetitions)
                     rows.append(row_of(case, ranks, label, quiet))
+                    if at:
+                        which = case["operation"], case["bytes"], ranks, os.cpu_count() or 1
+                        rows[-1]["floor"] = floors.floor(*which, at)
                     if load:
                         load.resume()
                         busy = measure(started, case, options.repetitions)

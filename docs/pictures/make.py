@@ -8,7 +8,7 @@
 |---|---|---|
 | trace-page.png, profile-page.png | pages of a simulated job and of generated traces | Chromium |
 | hang.svg | hang.json: what torchrun and unicomm run printed of examples/hang.py | |
-| benchmark.svg | docs/benchmarks/cpu_collectives.json | matplotlib |
+| benchmark.svg | benchmark.json, by benchmarks/cpu_collectives.py | matplotlib |
 | creation-scale.png | creation-scale.json, by benchmarks/creation_scale.py | matplotlib |
 | merged-trace.png | merged-trace.json, by merged_trace.py | matplotlib |
 | wire-losses.png | wire-losses.json, by benchmarks/text_training.py | matplotlib |
@@ -40,7 +40,7 @@ HANG = HERE / "hang.json"
 CREATION, LOSSES, TRACE = (
     HERE / f"{name}.json" for name in ("creation-scale", "wire-losses", "merged-trace")
 )
-BENCHMARK = HERE.parent / "benchmarks" / "cpu_collectives.json"
+BENCHMARK = HERE / "benchmark.json"
 OURS = "unicomm, torch.distributed"
 WITHIN = 120.0  # seconds for the job that hangs
 
