@@ -215,6 +215,16 @@ def about() -> dict[str, Any]:
     }
 
 
+def texts_of(row: dict[str, Any], names: list[str]) -> tuple[str, list[str], str, str]:
+    """A table's row: operation, microseconds of the contenders and of the floor, unicomm over the floor."""
+    what = row["operation"] + ("" if row["dtype"] == "float32" else f" {row['dtype']}")
+    times = [f"{row['seconds'][n] * 1e6:,.1f}" if n in row["seconds"] else "-" for n in names]
+    least = row.get("floor")
+    if not least:
+        return what, times, "-", "-"
+    return what, times, f"{least * 1e6:,.1f}", f"{row['seconds'][OURS] / least:.1f}"
+
+
 def show(rows: list[dict[str, Any]], ranks: int) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
     table = Table(title=f"{ranks} ranks on {os.cpu_count()} cores, medians in microseconds")
@@ -223,14 +233,10 @@ def show(rows: list[dict[str, Any]], ranks: int) -> None:
     for name in [*names, "floor", "best peer / unicomm", "unicomm / floor"]:
         table.add_column(name, justify="right")
     for row in rows:
-        cells = [f"{row['seconds'][n] * 1e6:,.1f}" if n in row["seconds"] else "-" for n in names]
-        least = row.get("floor")
-        cells.append(f"{least * 1e6:,.1f}" if least else "-")
-        above = f"{row['seconds'][OURS] / least:.1f}" if least else "-"
-        what = row["operation"] + ("" if row["dtype"] == "float32" else f" {row['dtype']}")
+        what, times, least, above = texts_of(row, names)
         ratio = row["best_peer_over_unicomm"]
         colour = "green" if ratio >= 1 else "red"
-        table.add_row(what, row["size"], *cells, f"[{colour}]{ratio:.2f} x[/]", above)
+        table.add_row(what, row["size"], *times, least, f"[{colour}]{ratio:.2f} x[/]", above)
     console.print(table)
 
 

@@ -42,7 +42,7 @@ def moved(operation: str, n: int, ranks: int) -> tuple[float, float]:
 
 
 def rounds(operation: str, ranks: int) -> int:
-    """Returns how often ranks hear of each other, one after the other."""
+    """Returns how many signals from one core to another follow each other, none of which can be saved."""
     return 2 if operation == "ping_pong" else math.ceil(math.log2(ranks))
 
 

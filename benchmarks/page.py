@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu_collectives import OURS
+from benchmarks.cpu_collectives import texts_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = DOCS / "pictures" / "benchmark.json"
@@ -61,7 +61,7 @@ def page(figures: dict[str, Any]) -> str:
         text += f"\n## {ranks} ranks\n\nMicroseconds of a call.\n\n"
         text += _table([row for row in rows if row["ranks"] == ranks])
         if waited := figures.get("waiting", {}).get(str(ranks)):
-            each = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in waited.items())
+            each = "; ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in waited.items())
             text += f"\nProcessor time of a rank that waits a second for another, in milliseconds: {each}.\n"
     return text
 
@@ -84,12 +84,11 @@ def _table(rows: list[dict[str, Any]]) -> str:
     titles = ["operation", "size", *names, "best other / unicomm", "unicomm / floor"]
     lines = [_line(titles), "|" + "---|" * len(titles)]
     for row in rows:
-        what = row["operation"] + ("" if row["dtype"] == "float32" else f", {row['dtype']}")
-        cells = [f"{row['seconds'][n] * 1e6:,.1f}" if n in row["seconds"] else "-" for n in names]
-        ours, least = row["seconds"][OURS], row.get("floor")
-        above = f"{ours / least:.1f}" if least else "-"
+        what, times, _, above = texts_of(row, names)
         size = "-" if row["operation"] == "barrier" else row["size"]
-        lines.append(_line([what, size, *cells, f"{row['best_peer_over_unicomm']:.2f}", above]))
+        lines.append(
+            _line([what.replace(" ", ", "), size, *times, f"{row['best_peer_over_unicomm']:.2f}", above])
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -62,7 +62,7 @@ def test_ended_messages_are_not_kept(groups):
 
 
 def test_only_messages_of_gloo_are_touched(groups):
-    """Others may have anything where these have the address of their object."""
+    """Objects of other classes have something else where these have the address of a C++ object."""
     assert not end_wait(SimpleNamespace())
     assert not end_wait(17)
     works = [group.barrier() for group in groups]
