@@ -374,6 +374,52 @@ def test_a_member_that_lost_the_store_for_a_moment_meets_at_its_next_attempt() -
     close_all(meet_all(store, 3))
 
 
+def test_a_member_that_reads_the_posts_while_another_one_completes() -> None:
+    """Rank 0, which is counted twice, takes itself for the last one, as rank 2 does."""
+    store, over = HashStore(), threading.Barrier(3)
+    lost, again, there, reads, raced = (threading.Event() for _ in range(5))
+
+    def first(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "check" and not lost.is_set():
+            lost.set()
+            raise RuntimeError("recv failed")
+        if operation == "add" and lost.is_set():
+            again.set()
+            there.wait(LONG)  # all posts are there
+        if operation == "multi_get" and not reads.is_set():
+            reads.set()
+            over.wait(LONG)  # the others have met
+            raced.set()
+
+    def third(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "add":
+            there.set()
+            reads.wait(LONG)
+
+    def counted_twice() -> Rendezvous:
+        watched = Watched(store, first)
+        (error,) = meet_all(watched, 3, ranks=[0])
+        assert isinstance(error, BackendError)
+        while not store.check(["unicomm/c/world/0/0/1"]):
+            time.sleep(0.01)
+        return meet(watched, "c", 0, 3, timeout=LONG, hello={})
+
+    def comes(rank: int, after: threading.Event, its_store: Any) -> Rendezvous:
+        after.wait(LONG)
+        member = meet(its_store, "c", rank, 3, timeout=LONG, hello={})
+        over.wait(LONG)
+        return member
+
+    members = outcomes(
+        [counted_twice, partial(comes, 1, lost, store), partial(comes, 2, again, Watched(store, third))]
+    )
+    assert raced.is_set()
+    assert len({member.uid for member in members}) == 1
+    assert exchange_all(members, [b"0", b"1", b"2"]) == [[b"0", b"1", b"2"]] * 3
+    close_all(members)
+    assert store.num_keys() == 1
+
+
 def test_all_or_none_in_any_order_of_events() -> None:
     # Deadlines of a few milliseconds, delays between any two store operations, members that leave: whatever
     # happens, a meeting and an exchange succeed on all members or on none, and peace follows.

@@ -28,9 +28,11 @@ which members that retry join. Any other failure is raised on the late member at
 generation, so that it raises this failure only once. A member for which the store failed in the middle of a
 meeting leaves its post behind. At its next attempt it replaces that post, if there is no outcome yet.
 
-Cleaning. A member deletes its post after a success, when the last member has read it. The shared keys of a
-step are deleted when all members have posted in the next step, because all have read the outcome then; those
-of the final step are deleted with the last ``closed``. After a failure no member knows which ones still read,
+Cleaning. A member deletes its post after a success, when the last member has read it; that of step 0 after the
+next step, because a member that retries is counted twice there, so that two may take themselves for the last
+one, and the slower of them still reads. The shared keys of a step are deleted when all members have posted in
+the next step, because all have read the outcome then; those of the final step are deleted with the last
+``closed``. After a failure no member knows which ones still read,
 so the keys stay, marked by ``failed``, until the next success under this name: by then every member has left
 the failed attempt.
 """
@@ -178,6 +180,7 @@ class Rendezvous:
         self._failure: CommError | None = None
         self._earlier: dict[str, Any] | None = None  # how the meeting before this one failed
         self._closed = False
+        self._first_post: list[str] = []  # the key of this member's post in step 0, while it is there
         self._answers: list[str] = []  # keys by which this member has said in this step that it is here
         self._process = Process.this(size > 1 and serves(base_store(store)))
         if store is not None and size > 1:
@@ -264,7 +267,7 @@ class Rendezvous:
             if self.uid and self._client.add(f"{here}/closed") == self.size:
                 failed = bool(self._client.peek(f"{here}/failed"))
                 for step in range(self._step - 1, self._step + (2 if failed else 0)):
-                    self._erase(self._generation, step, posts=failed)
+                    self._erase(self._generation, step, posts=failed or step == 0)
                 self._client.delete([f"{here}/closed", f"{here}/failed"])
 
     def __enter__(self) -> Rendezvous:
@@ -387,10 +390,11 @@ class Rendezvous:
             if failure.get("peers"):
                 self._await_cause()
             raise self._explain(failure, what)
+        over, self._answers = [*self._first_post, mine, *self._answers], []
+        self._first_post = [over.pop(0)] if self._step == 0 else []  # see "Cleaning"
         # The member that holds the store may have read the outcome, gone on, and ended the store.
         with contextlib.suppress(BackendError, CommTimeoutError):
-            self._client.delete([mine, *self._answers])
-        self._answers = []
+            self._client.delete(over)
         return outcome[len(_SUCCESS) + DIGEST :]
 
     @contextlib.contextmanager
@@ -523,8 +527,9 @@ class Rendezvous:
                 self._client.delete([self._key("question")])
                 return outcome
             missing = self._unanswered()
-            # Or the last member expects more members, and waits for them.
-            headers, _ = self._posts()
+            # Or the last member expects more members, and waits for them. A post is gone if the step succeeds.
+            posts = {r: self._post_of(r) for r in range(self.size)}
+            headers = {r: post[0] for r, post in posts.items() if post is not None}
         failure = {
             "kind": "timeout",
             "culprits": ranges_of(missing),
