@@ -29,7 +29,7 @@ from unicomm.backends.out_of_band import channel_thread, fault_channel
 from unicomm.c10d import compat
 from unicomm.comms.execution import engine, message_queue
 from unicomm.comms.failures import daemon_pool, open_communicators, store_requests
-from unicomm.comms.membership import create, endpoint
+from unicomm.comms.membership import create, endpoint, rendezvous
 from unicomm.comms.membership.environment import Environment
 
 from . import primitives
@@ -115,8 +115,12 @@ def _processes() -> Iterator[tuple[Any, str, Any]]:
 
 def _changes() -> Iterator[tuple[Any, str, Any]]:
     """What is replaced: (owner, attribute, replacement)."""
-    yield channel_thread, "current", primitives.PerProcess("channels", channel_thread.ChannelThread)
-    yield message_queue, "_hand_over", primitives.PerProcess("hand over", message_queue._HandOver)
+    for module, attribute, make in (
+        (channel_thread, "current", channel_thread.ChannelThread),
+        (message_queue, "_hand_over", message_queue._HandOver),
+        (rendezvous, "_left_behind", set),
+    ):
+        yield module, attribute, primitives.PerProcess(attribute, make, getattr(module, attribute))
     yield create, "recorder_of", lambda world: _Recorder
     yield create.dumps, "prepare", lambda: None
     yield engine, "explain", lambda error, uid: None
@@ -141,7 +145,7 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
                 yield module, attribute, replacement
             elif isinstance(value, daemon_pool.DaemonPool):
                 make = partial(daemon_pool.DaemonPool, attribute)
-                yield module, attribute, pools.setdefault(id(value), primitives.PerProcess(name, make))
+                yield module, attribute, pools.setdefault(id(value), primitives.PerProcess(name, make, value))
             elif (
                 isinstance(value, type)
                 and value.__module__ == name

@@ -1,6 +1,7 @@
 """What the code under test gets for `threading`, `queue`, `time` and `secrets`: the same, over a scheduler.
 
-Each object here is made for the run under way, which `current` names.
+Each object here is made for the run under way, which `current` names. Threads that are none of the
+simulation, such as one that looks after a communicator of an earlier test, get the real modules.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ _active: list[Scheduler] = []
 
 
 def current() -> Scheduler:
-    return _active[-1]
+    scheduler = _active[-1]
+    assert threading.get_ident() == scheduler.thread, "a simulated object in a thread from outside"
+    return scheduler
 
 
 def _is_foreign() -> bool:
-    """Whether the calling thread is none of the simulation, but one that a test before it has left behind."""
+    """Whether the calling thread is none of the simulation."""
     return not _active or threading.get_ident() != _active[-1].thread
 
 
@@ -53,10 +56,11 @@ class Facade:
     """A module as the code under test sees it: some names replaced, the others as they are."""
 
     def __init__(self, module: Any, **names: Any) -> None:
-        self._module = module
-        self.__dict__.update(names)
+        self._module, self._names = module, names
 
     def __getattr__(self, name: str) -> Any:
+        if name in self._names and not _is_foreign():
+            return self._names[name]
         return getattr(self._module, name)
 
 
@@ -64,8 +68,6 @@ class Facade:
 
 
 def _monotonic() -> float:
-    if _is_foreign():
-        return time.monotonic()
     scheduler = current()
     if scheduler.current is not None and scheduler.rng.random() < CLOCK_YIELDS:
         scheduler.pause("clock")
@@ -73,10 +75,7 @@ def _monotonic() -> float:
 
 
 def _sleep(seconds: float) -> None:
-    if _is_foreign():
-        time.sleep(seconds)
-    else:
-        current().sleep(seconds)
+    current().sleep(seconds)
 
 
 sim_time = Facade(
@@ -395,12 +394,17 @@ sim_secrets = Facade(
 
 
 class PerProcess:
-    """An object that a module has once, as each simulated process has it: made at its first use there."""
+    """An object that a module has once, as each simulated process has it: made at its first use there.
 
-    def __init__(self, name: str, make: Callable[[], Any]) -> None:
-        self.__dict__["_place"] = SimpleNamespace(name=name, make=make)
+    `real` is the one of this process, for threads that are none of the simulation.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Any], real: Any) -> None:
+        self.__dict__["_place"] = SimpleNamespace(name=name, make=make, real=real)
 
     def _own(self) -> Any:
+        if _is_foreign():
+            return self._place.real
         owned, place = current_process().owned, self._place
         if place.name not in owned:
             owned[place.name] = place.make()
@@ -411,3 +415,6 @@ class PerProcess:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._own(), name, value)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._own()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -92,15 +93,26 @@ def test_a_seed_is_the_same_run_each_time(seed: int) -> None:
 
 def test_a_seed_is_the_same_run_in_another_process() -> None:
     code = (
+        "import json\n"
         "from tests.simulation.installation import installed\n"
         "from tests.simulation.player import play\n"
         "from tests.simulation.program import program_of\n"
-        "with installed(): print([play(program_of(seed)).digest for seed in range(6)])"
+        "with installed():\n"
+        "    print(json.dumps([play(program_of(seed), trace=True).trace for seed in range(6)]))"
     )
     there = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
     )
-    assert json.loads(there.stdout) == [play(program_of(seed)).digest for seed in range(6)]
+    for seed, trace in enumerate(json.loads(there.stdout)):
+        for line, (there_, here) in enumerate(
+            itertools.zip_longest(trace, play(program_of(seed), trace=True).trace or [])
+        ):
+            assert there_ == here, f"seed {seed}, after:\n" + "\n".join(trace[max(0, line - 20) : line])
+
+
+def test_what_was_played_before_changes_nothing() -> None:
+    """Seed 30 leaves a post in the store, which a process knows as its own."""
+    assert play(program_of(30)).digest == play(program_of(30)).digest
 
 
 def test_a_thread_from_outside_changes_nothing() -> None:

@@ -59,7 +59,7 @@ def test_keys_are_constant_for_a_rank(counted: tuple[int, Any]) -> None:
     size, store = counted
     assert max(c.written for c in store.counts) <= 8
     assert sum(c.written for c in store.counts) <= 2 * size + 12
-    assert store.most_keys <= 2 * size + 8  # at any time: posts of the meeting stay until the exchange is over
+    assert store.most_keys <= 2 * size + 8  # at any time: posts of the meeting stay for one exchange
     assert store.num_keys() == 1  # the number of the next meeting
     # Only the last to come reads all posts, one in each of the two steps.
     readers = [c for c in store.counts if c.read > 20]

@@ -28,11 +28,11 @@ which members that retry join. Any other failure is raised on the late member at
 generation, so that it raises this failure only once. A member for which the store failed in the middle of a
 meeting leaves its post behind. At its next attempt it replaces that post, if there is no outcome yet.
 
-Cleaning. A member deletes its post after a success, when the last member has read it; that of step 0 after the
-next step, because a member that retries is counted twice there, so that two may take themselves for the last
-one, and the slower of them still reads. The shared keys of a step are deleted when all members have posted in
-the next step, because all have read the outcome then; those of the final step are deleted with the last
-``closed``. After a failure no member knows which ones still read,
+Cleaning. A member deletes its post after a success, when the last member has read it; that of step 0 after
+the next step, because a member that retries is counted twice there, so that two may take themselves for the
+last one, and the slower of them still reads. The shared keys of a step are deleted when all members have
+posted in the next step, because all have read the outcome then; those of the final step are deleted with the
+last ``closed``. After a failure no member knows which ones still read,
 so the keys stay, marked by ``failed``, until the next success under this name: by then every member has left
 the failed attempt.
 """
@@ -527,7 +527,7 @@ class Rendezvous:
                 self._client.delete([self._key("question")])
                 return outcome
             missing = self._unanswered()
-            # Or the last member expects more members, and waits for them. A post is gone if the step succeeds.
+            # Or the last member expects more members, and waits for them. Posts go when the step succeeds.
             posts = {r: self._post_of(r) for r in range(self.size)}
             headers = {r: post[0] for r, post in posts.items() if post is not None}
         failure = {
