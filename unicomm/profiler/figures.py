@@ -207,11 +207,11 @@ def _is_trace(path: Path, otherwise: list[TraceError], memory: Memory) -> bool:
 def _recorder(
     paths: list[Path], progress: Progress | None, memory: int | None, no_trace: list[TraceError]
 ) -> tuple[Operations, str]:
-    from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
-    from unicomm.flight_recorder.table.load import load
+    from unicomm.flight_recorder.ring.folder import FolderError
+    from unicomm.flight_recorder.table.load import load_job
 
     try:
-        table = load(paths or [rings_folder()], progress, named=bool(paths), memory=memory)
+        table = load_job(paths, progress, memory)
     except FolderError as error:
         raise TraceError(str(error)) from None
     if not len(table):

@@ -8,5 +8,6 @@ record_text.py  the arguments and the call site of a ring's record as text
 copies.py       copies of rings that keep the state of their process
 endings.py      ending files: how the process of each rank ended
 stacks.py       stacks of processes: asked for from outside, and read
+newest_job.py   the files of the newest job in the folder for rings
 places.py       places in programs, and which frame is the user's own
 """

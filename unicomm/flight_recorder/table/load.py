@@ -28,6 +28,8 @@ from unicomm.flight_recorder.ring.files import (
     read_into,
     trusted_owners,
 )
+from unicomm.flight_recorder.ring.folder import rings_folder
+from unicomm.flight_recorder.ring.newest_job import newest_job
 from unicomm.flight_recorder.ring.reader import MAGIC, InputRemark, Ring, RingError, ring_head
 from unicomm.flight_recorder.texts import MOST_RANKS
 
@@ -97,6 +99,23 @@ class _Buffers:
     def give_back(self, data: object) -> None:
         if isinstance(data, memoryview) and isinstance(data.obj, bytearray):
             self._free.put(data.obj)
+
+
+def load_job(
+    paths: Iterable[Path | str], progress: Progress | None = None, memory: int | None = None
+) -> Table:
+    """`load` for the paths that a user gave to a command; without any, the newest job in this user's folder.
+
+    Raises `FolderError` if that folder is unusable.
+    """
+    if given := list(paths):
+        return load(given, progress, memory=memory)
+    folder = rings_folder()
+    found, others = newest_job(folder)
+    table = load(found, progress, named=False, memory=memory)
+    if others:
+        table.remarks.append(InputRemark("", f"left out: {others} rings of other jobs in {folder}"))
+    return table
 
 
 def load(

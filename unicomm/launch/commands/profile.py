@@ -102,7 +102,7 @@ def report(
         list[Path] | None,
         typer.Argument(
             help="one Chrome trace per rank; or folders, files or archives with rings or dumps of the flight"
-            " recorder; default: this user's rings"
+            " recorder; default: this user's newest job"
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,

@@ -89,7 +89,7 @@ def analyze(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="folders, files or archives (tar, zip) with rings or dumps; default: this user's rings"
+            help="folders, files or archives (tar, zip) with rings or dumps; default: this user's newest job"
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,

@@ -17,7 +17,7 @@ from unicomm.flight_recorder.reports.report_data import shared, to_json
 from unicomm.flight_recorder.reports.report_markdown import to_markdown
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
-from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.load import load_job
 from unicomm.flight_recorder.table.table import Table
 
 from .terminal import FOUND, GOOD, UNUSABLE, print_error, print_line, print_unreadable, progress
@@ -40,12 +40,7 @@ def _load(
 ) -> tuple[Table, Report | None]:
     with progress(errors, MofNCompleteColumn()) as bar:
         task = bar.add_task("reading", total=None)
-        table = load(
-            paths or [rings_folder()],
-            lambda done, total: bar.update(task, completed=done, total=total),
-            named=bool(paths),
-            memory=memory,
-        )
+        table = load_job(paths, lambda done, total: bar.update(task, completed=done, total=total), memory)
         if table.empty:
             return table, None
         step = bar.add_task("analyzing", total=None)

@@ -35,7 +35,7 @@ def export(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="folders, files or archives (tar, zip) with rings or dumps; default: this user's rings"
+            help="folders, files or archives (tar, zip) with rings or dumps; default: this user's newest job"
         ),
     ] = None,
     openmetrics: Annotated[
@@ -95,10 +95,10 @@ def _export(
     from unicomm.flight_recorder.analysis.analyze import analyze
     from unicomm.flight_recorder.metrics.samples import of_table
     from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
-    from unicomm.flight_recorder.table.load import load
+    from unicomm.flight_recorder.table.load import load_job
 
     try:
-        table = load(paths or [rings_folder()], memory=memory)
+        table = load_job(paths, memory=memory)
         if table.empty:
             print_unreadable(errors, table.remarks)
             print_line(errors, f"no dump or ring in {', '.join(map(str, paths)) or rings_folder()}")

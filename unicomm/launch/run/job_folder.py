@@ -25,7 +25,7 @@ from unicomm.flight_recorder.ring.folder import pid_namespace, private_folder, p
 DEFAULT_PORT = 29401  # of hubs: the port after that of torch's rendezvous
 _OLDEST = 3 * 86400.0  # seconds that a job's rings are kept
 _MOST = 8  # the number of ended jobs whose rings are kept
-_LOCK, _LOG, _EXPORTER_LOG = "lock", "hub.log", "exporter.log"
+_LOCK, _LOG, _EXPORTER_LOG = ".lock", "hub.log", "exporter.log"
 
 
 class JobFolder:
