@@ -2,9 +2,10 @@
 
     python -m benchmarks.one_copy
 
-Processes on one host. Both communicators are measured in turns, so that other load on the machine affects
-both. Figures are medians of a message there and back, in microseconds, and of the ratio turn by turn; the
-floor is the time of one copy each way in one process, at the speed of `Tensor.copy_`.
+Processes on one host, with a communicator for each value of the hint `one_copy`. They are measured in turns,
+so that other load on the machine affects all. Figures are medians of a message there and back, in
+microseconds, and of the ratio turn by turn; the floor is the time of one copy each way in one process, at the
+speed of `Tensor.copy_`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ import unicomm
 MIB = 1 << 20
 SIZES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 TURNS = 15
-WAYS = ("staged", "one copy")
+WAYS = ("staged", "auto", "one copy")
 
 
 def rank(number: int, world: int, folder: str) -> None:
     store = dist.FileStore(str(Path(folder, "store")), world)
     torch.set_num_threads(1)
     comms = {}
-    for way, hint in zip(WAYS, ("off", "on"), strict=True):
+    for way, hint in zip(WAYS, ("off", "auto", "on"), strict=True):
         place = dist.PrefixStore(way, store)
         comms[way] = unicomm.new_comm(
             "shm", "cpu", name=way, store=place, rank=number, size=world, hints={"one_copy": hint}

@@ -11,7 +11,10 @@
 namespace unicomm::shm {
 namespace {
 
-constexpr uint64_t kLong = 256 * 1024;  // bytes of a long message
+constexpr uint64_t kLong = 256 * 1024;         // bytes of a long message
+constexpr uint64_t kWorthReading = 64 * 1024;  // bytes from which a read in another process pays
+constexpr uint64_t kStalledNs = 30000;         // a receiver with a core of its own takes a chunk within 3 us
+constexpr int kOffers = 8;  // long messages that are offered at once after one that stalled
 
 // Whether a message of this size and type is one for the receive `m`.
 bool fits(const Message& m, uint64_t bytes, uint64_t count, uint32_t dtype) {
@@ -88,7 +91,7 @@ bool Exchange::front(int peer, ChunkHeader& header) {
         if (!read_header(peer, header)) return false;
         if (header.message >= ends.received) return true;
         c.tail.store(with_checksum(++ends.tail), std::memory_order_release);  // the rest of a refused message
-        group_.waiter_.wake_others();
+        group_.waiter_.wake(peer);
     }
     return false;
 }
@@ -247,19 +250,32 @@ void Exchange::step_send(Transfer& t) {
             t.offered = 0;
             t.staged = true;
         }
-        if (on_the_way >= l.p2p_depth) return;
+        if (on_the_way >= l.p2p_depth) {
+            t.full_since = now_ns();
+            return;
+        }
+        bool stalled = t.full_since && now_ns() - t.full_since > kStalledNs;
+        t.full_since = 0;
         auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(me, m.peer, ends.head));
         // A message that fits into the ring is complete for the sender once it is copied, wherever the tensor
-        // lies.
-        bool offer = t.done == 0 && !t.staged && m.buffer.bytes > uint64_t(l.p2p_chunk) * l.p2p_depth;
-        bool in_heap = offer && Heap::holds(m.buffer.data, m.buffer.bytes);
-        offer = in_heap || (offer && group_.readers_[size_t(m.peer)]);
-        uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, m.buffer.bytes - t.done);
+        // lies. The rest of a longer one is offered if the receiver, which seems to have no core of its own,
+        // would take it in many turns.
+        const char* rest = m.buffer.data + t.done;
+        uint64_t left = m.buffer.bytes - t.done, ring = uint64_t(l.p2p_chunk) * l.p2p_depth;
+        bool whole = t.done == 0 && !t.staged && m.buffer.bytes > ring;
+        bool in_heap = whole && Heap::holds(m.buffer.data, m.buffer.bytes);
+        bool starved = stalled && left >= kWorthReading;
+        bool in_process = group_.readers_[size_t(m.peer)] && !t.staged &&
+                          (starved || (whole && (group_.always_read_ || ends.offers > 0)));
+        if (whole && ends.offers > 0) --ends.offers;
+        if (starved) ends.offers = kOffers;
+        bool offer = in_heap || in_process;
+        uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, left);
         Offer where{};
         if (in_heap) {
             where = Group::offer_of(m.buffer.data);
-        } else if (offer) {
-            where = {reinterpret_cast<uint64_t>(m.buffer.data), kInItsProcess, -1, 0};
+        } else if (in_process) {
+            where = {reinterpret_cast<uint64_t>(rest), kInItsProcess, -1, 0};
         }
         ChunkHeader said{t.number,        m.buffer.bytes,
                          m.count,         uint32_t(m.dtype),
@@ -269,13 +285,13 @@ void Exchange::step_send(Transfer& t) {
         said.checksum = said.expected_checksum(ends.head);
         std::memcpy(header, &said, sizeof said);
         char* chunk = reinterpret_cast<char*>(header + 1);
-        if (m.buffer.bytes >= kLong) {
-            Stager::stream(chunk, m.buffer.data + t.done, now);
+        if (m.buffer.bytes >= kLong && ring < kLargeRing) {
+            Stager::stream(chunk, rest, now);
         } else {
-            group_.stager_.copy(chunk, m.buffer.data + t.done, now);
+            group_.stager_.copy(chunk, rest, now);
         }
         c.head.store(with_checksum(++ends.head), std::memory_order_release);
-        group_.waiter_.wake_others();
+        group_.waiter_.wake(m.peer);
         if (offer) t.offered = ends.head;
         t.done += now;
         if (t.done == m.buffer.bytes) finish(t);
@@ -297,14 +313,14 @@ Fault Exchange::step_recv(Transfer& t) {
         if (!t.begun && !fits(m, header.total, header.count, header.dtype)) {
             c.rejected.store(with_checksum(t.number + 1), std::memory_order_release);
             refuse(t, mismatch(t, header.dtype, header.count));
-            group_.waiter_.wake_others();
+            group_.waiter_.wake(m.peer);
             return {};
         }
         const char* data = group_.segment_->chunk(m.peer, me, ends.tail) + sizeof header;
         uint64_t left = m.buffer.bytes - t.done, now = header.bytes;
-        if (header.heap_size == kInItsProcess && t.done == 0) {
+        if (header.heap_size == kInItsProcess) {
             bool there = false;
-            if (Fault f = group_.read_in(m.peer, header.at, m.buffer, there)) return f;
+            if (Fault f = group_.read_in(m.peer, header.at, {m.buffer.data + t.done, left}, there)) return f;
             if (there) {
                 group_.direct_ops_.fetch_add(1);
                 t.done = m.buffer.bytes;
@@ -313,7 +329,7 @@ Fault Exchange::step_recv(Transfer& t) {
                 c.unreadable.store(with_checksum(t.number + 1), std::memory_order_release);
             }
             c.tail.store(with_checksum(++ends.tail), std::memory_order_release);
-            group_.waiter_.wake_others();
+            group_.waiter_.wake(m.peer);
             continue;
         }
         if (header.heap_size) {
@@ -335,7 +351,7 @@ Fault Exchange::step_recv(Transfer& t) {
         t.begun = true;
         if (t.done == m.buffer.bytes) finish(t);
         c.tail.store(with_checksum(++ends.tail), std::memory_order_release);
-        group_.waiter_.wake_others();
+        group_.waiter_.wake(m.peer);
     }
     return {};
 }

@@ -53,12 +53,17 @@ _HINTS = (
         0,
         "Bytes staged at a time for collectives; two slots a rank. Default: 760K for two ranks, else 512K.",
     ),
-    Hint("p2p_bytes", parse_size, 512 * 1024, "Bytes a rank's messages may fill before a send must wait."),
+    Hint(
+        "p2p_bytes",
+        parse_size,
+        0,
+        "Bytes a rank's messages may fill before a send must wait. Default: 1M for each peer, at most 4M.",
+    ),
     Hint(
         "one_copy",
         lambda text: None if text == "auto" else parse_bool(text),
         None,
-        "Whether ranks read each other's longer messages where they lie. auto: with more ranks than cores.",
+        "Whether ranks read each other's longer messages where they lie. auto: if the receiver has no core.",
     ),
 )
 
@@ -78,7 +83,7 @@ class ShmBackend(
     """A communicator in one memory segment of all its ranks; csrc/shm/group.hpp has the algorithm."""
 
     name = "shm"
-    protocol_version = 1
+    protocol_version = 2
     receives_from_any = True
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
@@ -104,7 +109,8 @@ class ShmBackend(
     def connect(cls, setup: Setup) -> ShmBackend:
         rendezvous, pid = setup.rendezvous, os.getpid()
         # A group of one rank needs no room to stage anything.
-        slot, p2p = setup.hints["slot_bytes"] or _slot_bytes(setup.size), setup.hints["p2p_bytes"]
+        slot = setup.hints["slot_bytes"] or _slot_bytes(setup.size)
+        p2p = setup.hints["p2p_bytes"] or min(setup.size - 1, 4) << 20
         if setup.size == 1:
             slot = p2p = 4096
         segment = group = None
@@ -154,7 +160,8 @@ class ShmBackend(
             segment = group = None  # which the error's traceback would keep
             raise
         readers = [r for r, (_, can_read) in enumerate(answers) if setup.rank in can_read]
-        group.offer_memory([tuple(info["proof"]) for info in everyone], readers)
+        always = setup.hints["one_copy"] is True
+        group.offer_memory([tuple(info["proof"]) for info in everyone], readers, always)
         return cls(group, setup.rank)
 
     @classmethod
@@ -297,9 +304,7 @@ class _ShmExchange(Exchange):
 
 def _readable(everyone: list[dict[str, Any]], one_copy: bool | None) -> list[int]:
     """Returns the ranks whose memory this process can and should read: docs/design/one-copy.md."""
-    if one_copy is None:
-        one_copy = len(everyone) > len({core for info in everyone for core in info["cores"]})
-    if not one_copy:
+    if one_copy is False:
         return []
     return [r for r, info in enumerate(everyone) if _core.can_read(info["pid"], tuple(info["proof"]))]
 

@@ -29,7 +29,7 @@ Layout Layout::plan(int world, uint32_t slot_bytes, uint32_t p2p_bytes) {
     // With many small chunks the receiver reads while the sender writes; with many peers there is room for
     // few.
     uint64_t room = p2p_bytes / std::max<uint64_t>(n - 1, 1);
-    l.p2p_depth = room >= 64 * 1024 ? 16 : 4;
+    l.p2p_depth = room >= kLargeRing ? 32 : room >= 64 * 1024 ? 16 : 4;
     uint64_t chunk = room / l.p2p_depth;
     l.p2p_chunk = static_cast<uint32_t>(std::clamp<uint64_t>(chunk / 1024 * 1024, 1024, 128 * 1024));
     l.controls = page_align(sizeof(SegmentHeader));
@@ -74,7 +74,8 @@ Segment::Segment(int pid, int fd) {
         layout_ = Layout::plan(head.world, head.slot_bytes, 0);
         layout_.p2p_chunk = head.p2p_chunk;
         layout_.p2p_depth = head.p2p_depth;
-        good = layout_.slot_bytes == head.slot_bytes && (head.p2p_depth == 4 || head.p2p_depth == 16) &&
+        good = layout_.slot_bytes == head.slot_bytes &&
+               (head.p2p_depth == 4 || head.p2p_depth == 16 || head.p2p_depth == 32) &&
                head.p2p_chunk % 1024 == 0 && head.p2p_chunk > 0 && head.p2p_chunk <= 128 * 1024;
         layout_.bytes = layout_.end_of_chunks();
         good = good && layout_.bytes == head.bytes;

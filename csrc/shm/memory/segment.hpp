@@ -88,7 +88,8 @@ struct ChunkHeader {
     uint64_t count;
     uint32_t dtype;
     uint32_t bytes;  // of this chunk
-    // As in Offer; heap_size > 0: the whole message is there. kInItsProcess: at this address of the sender.
+    // As in Offer; heap_size > 0: the rest of the message is there. kInItsProcess: at this address of the
+    // sender.
     uint64_t at, heap_size;
     int32_t heap_fd;
     uint32_t tag;
@@ -101,6 +102,10 @@ struct ChunkHeader {
     }
 };
 static_assert(sizeof(ChunkHeader) == kLine);
+
+// Bytes of a ring of chunks whose lines have left the receiver's own caches by the time they are written
+// again: a store to a line that another core holds takes several times as long.
+constexpr uint64_t kLargeRing = 1024 * 1024;
 
 struct Layout {
     int world;

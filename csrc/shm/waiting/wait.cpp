@@ -212,12 +212,14 @@ void Waiter::wake_me() {
 }
 
 void Waiter::ring_doorbells() {
-    for (int r = 0; r < segment_.layout().world; ++r) {
-        RankControl& c = segment_.control(r);
-        if (c.sleeping.load() == 0) continue;
-        c.doorbell.fetch_add(1);
-        futex_wake(c.doorbell);
-    }
+    for (int r = 0; r < segment_.layout().world; ++r) ring_doorbell(r);
+}
+
+void Waiter::ring_doorbell(int rank) {
+    RankControl& c = segment_.control(rank);
+    if (c.sleeping.load() == 0) return;
+    c.doorbell.fetch_add(1);
+    futex_wake(c.doorbell);
 }
 
 }  // namespace unicomm::shm

@@ -57,6 +57,11 @@ class Waiter {
         std::atomic_thread_fence(std::memory_order_seq_cst);
         if (segment_.header().sleepers.load(std::memory_order_relaxed) != 0) ring_doorbells();
     }
+    // The same for what one rank alone may sleep for.
+    void wake(int rank) {
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (segment_.header().sleepers.load(std::memory_order_relaxed) != 0) ring_doorbell(rank);
+    }
     // Makes `until` check again; may be called from another thread.
     void wake_me();
     // Sets what is called at the end of a wait for which `stop` was called.
@@ -67,6 +72,7 @@ class Waiter {
     std::optional<bool> yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
     bool slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
     void ring_doorbells();
+    void ring_doorbell(int rank);
 
     Segment& segment_;
     int rank_;

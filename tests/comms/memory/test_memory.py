@@ -18,7 +18,7 @@ from unicomm import BackendError, CommTimeoutError, InvalidArgumentError, NotRea
 from unicomm.c10d.compat import HashStore
 from unicomm.testing import run_ranks
 
-LARGE = 200_000  # elements of a message that does not fit into the ring of chunks
+LARGE = 300_000  # elements: more than the messages between two ranks have room for
 #: Staged all the same: in-place results lie where others have read (docs/design/direct.md), lists of tensors
 #: lie anywhere, and of unequal parts only their owner knows where they are.
 STAGED = {"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v", "scatter", "barrier"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
+import time
 
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_a_process_proves_that_it_can_be_read():
     assert not _core.can_read(0x3FFFFFFF, (at, word))
 
 
-@pytest.mark.parametrize("hint", ["auto", "on", "off"])
+@pytest.mark.parametrize("hint", ["on", "off"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_long_messages_are_read_if_wanted(hint, ranks):
     def program(comm):
@@ -47,8 +49,47 @@ def test_long_messages_are_read_if_wanted(hint, ranks):
         comm.batch_op_create().send(short, (me + 1) % ranks).recv(short.clone(), (me - 1) % ranks).issue()
         return read_in_place(comm)
 
-    wanted = hint == "on" or (hint == "auto" and ranks > _core.usable_cores())
-    assert run_ranks(program, ranks, hints={"one_copy": hint}) == [int(wanted)] * ranks
+    assert run_ranks(program, ranks, hints={"one_copy": hint}) == [int(hint == "on")] * ranks
+
+
+def test_the_rest_of_a_message_is_read_if_its_receiver_does_not_take_it():
+    """By default; and the next long message at once, without a first part that is staged."""
+
+    def program(comm):
+        if comm.get_rank() == 0:
+            for start in (0, 1):
+                comm.send(torch.arange(start, start + 2 * MIB, dtype=torch.int64), 1, False)
+            return 0
+        y = torch.zeros(2 * MIB, dtype=torch.int64)
+        for start in (0, 1):
+            if not start:
+                time.sleep(0.3)
+            comm.recv(y, 0, False)
+            assert torch.equal(y, torch.arange(start, start + 2 * MIB, dtype=torch.int64))
+        return read_in_place(comm)
+
+    assert run_ranks(program, 2) == [0, 2]
+
+
+def test_messages_of_others_do_not_wake_a_rank_that_waits():
+    messages = 5000
+
+    def program(comm):
+        x = torch.zeros(1)
+        if comm.get_rank() == 2:
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+            comm.barrier(False)
+            return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+        for _ in range(messages):
+            for sender in (0, 1):
+                if comm.get_rank() == sender:
+                    comm.send(x, 1 - sender, False)
+                else:
+                    comm.recv(x, sender, False)
+        comm.barrier(False)
+        return 0
+
+    assert run_ranks(program, 3)[2] < messages / 10
 
 
 def test_a_hint_that_is_none_is_refused():
