@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-LONG = 3  # messages of the program that do not fit into a channel; each goes both ways, and again in a batch
+LONG = 3  # messages of the program that do not fit into a ring; each goes both ways, and again in a batch
 
 
 @pytest.mark.parametrize("forbidden", ["never", "before", "after"])

@@ -57,7 +57,7 @@ _HINTS = (
         "p2p_bytes",
         parse_size,
         0,
-        "Bytes a rank's messages may fill before a send must wait. Default: 1M for each peer, at most 4M.",
+        "Bytes a rank's messages may fill before a send must wait. Default: 1M for each peer, or 512K if over 8 ranks.",
     ),
     Hint(
         "one_copy",
@@ -83,7 +83,7 @@ class ShmBackend(
     """A communicator in one memory segment of all its ranks; csrc/shm/group.hpp has the algorithm."""
 
     name = "shm"
-    protocol_version = 2
+    protocol_version = 1
     receives_from_any = True
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
@@ -110,7 +110,7 @@ class ShmBackend(
         rendezvous, pid = setup.rendezvous, os.getpid()
         # A group of one rank needs no room to stage anything.
         slot = setup.hints["slot_bytes"] or _slot_bytes(setup.size)
-        p2p = setup.hints["p2p_bytes"] or min(setup.size - 1, 4) << 20
+        p2p = setup.hints["p2p_bytes"] or _p2p_bytes(setup.size)
         if setup.size == 1:
             slot = p2p = 4096
         segment = group = None
@@ -313,9 +313,16 @@ def _slot_bytes(size: int) -> int:
     """Returns the default size of a slot. For two ranks the slot is so large that its lines have left the
     peer's caches when they are written again.
 
-    Measured in docs/design/shm-rounds.md. With the room for messages a rank has at most 2 MiB.
+    Measured in docs/design/shm-rounds.md.
     """
     return 760 * 1024 if size == 2 else 512 * 1024
+
+
+def _p2p_bytes(size: int) -> int:
+    """Returns the default room for a rank's messages: large rings as long as their memory is a small part of a
+    host's, docs/design/one-copy.md.
+    """
+    return (size - 1) << 20 if size <= 8 else 512 * 1024
 
 
 def _same_host(setup: Setup, hosts: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ import unicomm
 from tests.processes.programs.common import hear, reporting, say
 
 MIB = 1 << 20
-SIZES = (0, 1000, 700_000, 3 * MIB + 1, 20 * MIB)
+SIZES = (0, 1000, 1_700_000, 3 * MIB + 1, 20 * MIB)
 PROCESS_VM_READV = {"x86_64": 310, "aarch64": 270}
 
 
