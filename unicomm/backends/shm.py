@@ -57,7 +57,7 @@ _HINTS = (
         "p2p_bytes",
         parse_size,
         0,
-        "Bytes a rank's messages may fill before a send must wait. Default: 1M for each peer, or 512K if over 8 ranks.",
+        "Bytes a rank's messages may fill before a send must wait. Default: 1M a peer; over 8 ranks, 512K.",
     ),
     Hint(
         "one_copy",
@@ -319,8 +319,8 @@ def _slot_bytes(size: int) -> int:
 
 
 def _p2p_bytes(size: int) -> int:
-    """Returns the default room for a rank's messages: large rings as long as their memory is a small part of a
-    host's, docs/design/one-copy.md.
+    """Returns the default room for a rank's messages: large rings as long as the ranks are few,
+    docs/design/one-copy.md.
     """
     return (size - 1) << 20 if size <= 8 else 512 * 1024
 
