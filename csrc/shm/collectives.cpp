@@ -8,6 +8,7 @@ namespace unicomm::shm {
 namespace {
 
 constexpr uint64_t kInline = sizeof(Announcement::inline_data);
+constexpr uint64_t kPiece = 64 * 1024;         // the smallest of a broadcast that is divided
 constexpr uint64_t kOneShotBytes = 64 * 1024;  // larger all-reduces divide the reduction among the ranks
 
 // The part of a buffer that is sent in the n-th round.
@@ -19,6 +20,12 @@ Buffer part(Buffer stream, uint64_t n, uint64_t room) {
 void copy(char* to, const char* from, uint64_t bytes) {
     simulation::point("copy");
     if (bytes != 0 && to != from) std::memmove(to, from, bytes);
+}
+
+uint64_t bytes_of(const std::vector<Buffer>& buffers) {
+    uint64_t bytes = 0;
+    for (const Buffer& b : buffers) bytes += b.bytes;
+    return bytes;
 }
 
 uint64_t rounds_for(uint64_t longest, uint64_t room) {
@@ -41,12 +48,18 @@ Fault Group::barrier(const Op& op) {
 
 Fault Group::broadcast(const Op& op, Buffer buffer) {
     uint64_t room = segment_->layout().slot_bytes;
+    // Two ranks: the root fills a piece while the other reads the one before. More ranks lose more by the
+    // waits than they gain.
+    if (world_ == 2 && buffer.bytes >= 2 * kPiece) {
+        room = std::min(room, std::max(kPiece, std::min(buffer.bytes / 8, room / 2)) / 4096 * 4096);
+    }
+    uint64_t span = std::min(room, buffer.bytes);
     bool in_line = buffer.bytes <= kInline;
     bool root = rank_ == op.root;
     for (uint64_t n = 0, rounds = rounds_for(buffer.bytes, room); n < rounds; ++n) {
         Buffer now = part(buffer, n, room);
         auto stage = [&] {
-            if (root) stager_.copy(staging(in_line, buffer.bytes), now.data, now.bytes);
+            if (root) stager_.copy(staging(in_line, span), now.data, now.bytes);
         };
         bool direct = false;
         const char* mine = root ? offerable(buffer.data, buffer.bytes) : nullptr;
@@ -59,7 +72,7 @@ Fault Group::broadcast(const Op& op, Buffer buffer) {
         if (n > 0) {
             if (Fault f = await_round(op, round_, op.root)) return f;
         }
-        if (!root) copy(now.data, staged(op.root, in_line, buffer.bytes), now.bytes);
+        if (!root) copy(now.data, staged(op.root, in_line, span), now.bytes);
     }
     return {};
 }
@@ -165,13 +178,14 @@ Fault Group::all_gather(const Op& op, Buffer in, const std::vector<Buffer>& outs
     uint64_t longest = 0;
     for (const Buffer& p : outs) longest = std::max(longest, p.bytes);
     bool in_line = longest <= kInline;
+    ResultCopy result(world_, in.bytes + bytes_of(outs));
     for (uint64_t n = 0, rounds = rounds_for(longest, room); n < rounds; ++n) {
         Buffer now = part(in, n, room);
         auto stage = [&] { stager_.copy(staging(in_line, longest), now.data, now.bytes); };
         bool direct = false;
         const char* mine = offerable(in.data, in.bytes);
         if (Fault f = begin_round(op, n, longest, mine, world_, direct, stage)) return f;
-        if (n == 0) copy(outs[size_t(rank_)].data, in.data, in.bytes);
+        if (n == 0) result.copy(outs[size_t(rank_)].data, in.data, in.bytes);
         for (int i = 1; i < world_; ++i) {
             int r = (rank_ + i) % world_;
             if (direct) {
@@ -181,7 +195,7 @@ Fault Group::all_gather(const Op& op, Buffer in, const std::vector<Buffer>& outs
             Buffer to = part(outs[size_t(r)], n, room);
             if (to.bytes == 0) continue;
             if (Fault f = await_round(op, round_, r)) return f;
-            copy(to.data, staged(r, in_line, longest), to.bytes);
+            result.copy(to.data, staged(r, in_line, longest), to.bytes);
         }
         if (direct) return leave(op, -1);
     }
@@ -344,6 +358,7 @@ Fault Group::all_to_all(const Op& op, const std::vector<Buffer>& ins, const std:
     }
     uint64_t longest = 0;
     for (const Buffer& p : ins) longest = std::max(longest, p.bytes);
+    ResultCopy result(world_, bytes_of(ins) + bytes_of(outs));
     for (uint64_t n = 0, rounds = 1; n < rounds; ++n) {
         bool direct = false;
         auto stage = [&] { stage_parts(ins, n, room); };
@@ -356,7 +371,7 @@ Fault Group::all_to_all(const Op& op, const std::vector<Buffer>& ins, const std:
             uint64_t most = longest_of_all();
             for (const Buffer& p : outs) most = std::max(most, p.bytes);
             rounds = rounds_for(std::max(most, longest), room);
-            copy(outs[size_t(rank_)].data, ins[size_t(rank_)].data, outs[size_t(rank_)].bytes);
+            result.copy(outs[size_t(rank_)].data, ins[size_t(rank_)].data, outs[size_t(rank_)].bytes);
         }
         for (int i = 1; i < world_; ++i) {
             int r = (rank_ + i) % world_;
@@ -368,7 +383,7 @@ Fault Group::all_to_all(const Op& op, const std::vector<Buffer>& ins, const std:
             Buffer to = part(outs[size_t(r)], n, room);
             if (to.bytes == 0) continue;
             if (Fault f = await_round(op, round_, r)) return f;
-            copy(to.data, staged(r, false) + uint64_t(rank_) * room, to.bytes);
+            result.copy(to.data, staged(r, false) + uint64_t(rank_) * room, to.bytes);
         }
         if (direct) return leave(op, -1);
     }

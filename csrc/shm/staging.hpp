@@ -1,13 +1,19 @@
-// Copies into memory that other ranks have read. A store to a cache line that another core holds must first
+// Copies into memory that other ranks have read, and out of it.
+//
+// In: a store to a cache line that another core holds must first
 // take the line from that core. How long that takes depends on the placement of the two cores, which changes
 // by the minute under a hypervisor. Measured on one machine: 64 KiB took 7 us at some times and 28 us at
 // others, while stores that bypass the caches always took 2 us; reading the lines took 1.5 to 3.9 us with
 // either. Bypassing is better only in the slow times. So the time of each larger copy is measured, and
 // selects the kind of the next one.
+//
+// Out: a result that no cache can hold is written past the caches, which saves reading its lines first.
 #pragma once
 #include <cstdint>
 
 namespace unicomm::shm {
+
+constexpr uint64_t kSmallCopy = 16 * 1024;  // below, bypassing never pays
 
 class Stager {
   public:
@@ -17,12 +23,21 @@ class Stager {
     static void stream(char* to, const char* from, uint64_t bytes);
 
   private:
-    static constexpr uint64_t kSmall = 16 * 1024;  // below, streaming never pays
-    static constexpr int kPatience = 3;            // slow copies in a row: one may just be interrupted
-    static constexpr uint32_t kProbe = 32;         // copies after which the other kind is tried again
+    static constexpr int kPatience = 3;     // slow copies in a row: one may just be interrupted
+    static constexpr uint32_t kProbe = 32;  // copies after which the other kind is tried again
     bool streaming_ = false;
     int slow_ = 0;
     uint32_t streamed_ = 0;
+};
+
+// For the results of an operation in which each rank reads and writes `bytes` of its tensors.
+class ResultCopy {
+  public:
+    ResultCopy(int world, uint64_t bytes);
+    void copy(char* to, const char* from, uint64_t bytes) const;
+
+  private:
+    bool bypass_;
 };
 
 }  // namespace unicomm::shm
