@@ -27,14 +27,14 @@ import unicomm
 MIB = 1 << 20
 SIZES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 TURNS = 15
-WAYS = ("staged", "auto", "one copy")
+WAYS = ("staged", "one copy")
 
 
 def rank(number: int, world: int, folder: str) -> None:
     store = dist.FileStore(str(Path(folder, "store")), world)
     torch.set_num_threads(1)
     comms = {}
-    for way, hint in zip(WAYS, ("off", "auto", "on"), strict=True):
+    for way, hint in zip(WAYS, ("off", "on"), strict=True):
         place = dist.PrefixStore(way, store)
         comms[way] = unicomm.new_comm(
             "shm", "cpu", name=way, store=place, rank=number, size=world, hints={"one_copy": hint}

@@ -252,7 +252,7 @@ class ShmGroup:
     def exchange(self, messages: list[Message], timeout: float) -> Fault | None:
         """Runs all messages together; returns when all are done."""
 
-    def offer_memory(self, proofs: Sequence[tuple[int, int]], readers: Sequence[int], always: bool) -> None:
+    def offer_memory(self, proofs: Sequence[tuple[int, int]], readers: Sequence[int]) -> None:
         """
         Has long messages read where they lie, by the ranks `readers`, which can read the memory of this one. `proofs`: of the processes of all ranks.
         """

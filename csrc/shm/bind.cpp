@@ -192,9 +192,9 @@ void bind_shm(nb::module_& m) {
         .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"),
              nb::sig("def exchange(self, messages: list[Message], timeout: float) -> Fault | None"),
              "Runs all messages together; returns when all are done.")
-        .def("offer_memory", &Group::offer_memory, nb::arg("proofs"), nb::arg("readers"), nb::arg("always"),
-             nb::sig("def offer_memory(self, proofs: Sequence[tuple[int, int]], readers: Sequence[int], "
-                     "always: bool) -> None"),
+        .def("offer_memory", &Group::offer_memory, nb::arg("proofs"), nb::arg("readers"),
+             nb::sig(
+                 "def offer_memory(self, proofs: Sequence[tuple[int, int]], readers: Sequence[int]) -> None"),
              "Has long messages read where they lie, by the ranks `readers`, which can read the memory of "
              "this "
              "one. `proofs`: of the processes of all ranks.")

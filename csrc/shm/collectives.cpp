@@ -66,7 +66,7 @@ Fault Group::broadcast(const Op& op, Buffer buffer) {
         if (Fault f = begin_round(op, n, buffer.bytes, mine, 1, direct, stage)) return f;
         if (direct) {
             if (root) return leave(op, -1);
-            if (Fault f = copy_offer(op.root, 0, buffer)) return f;
+            if (Fault f = copy_offer(op.root, 0, buffer, {})) return f;
             return leave(op, rank_);
         }
         if (n > 0) {
@@ -77,10 +77,10 @@ Fault Group::broadcast(const Op& op, Buffer buffer) {
     return {};
 }
 
-Fault Group::copy_offer(int rank, uint64_t offset, Buffer to) {
+Fault Group::copy_offer(int rank, uint64_t offset, Buffer to, const ResultCopy& result) {
     const char* theirs = nullptr;
     if (Fault f = locate(rank, offset, to.bytes, theirs)) return f;
-    copy(to.data, theirs, to.bytes);
+    result.copy(to.data, theirs, to.bytes);
     return {};
 }
 
@@ -189,7 +189,7 @@ Fault Group::all_gather(const Op& op, Buffer in, const std::vector<Buffer>& outs
         for (int i = 1; i < world_; ++i) {
             int r = (rank_ + i) % world_;
             if (direct) {
-                if (Fault f = copy_offer(r, 0, outs[size_t(r)])) return f;
+                if (Fault f = copy_offer(r, 0, outs[size_t(r)], result)) return f;
                 continue;
             }
             Buffer to = part(outs[size_t(r)], n, room);
@@ -221,7 +221,7 @@ Fault Group::gather(const Op& op, Buffer in, const std::vector<Buffer>& outs) {
         for (int r = 0; r < world_; ++r) {
             if (r == rank_) continue;
             if (direct) {
-                if (Fault f = copy_offer(r, 0, outs[size_t(r)])) return f;
+                if (Fault f = copy_offer(r, 0, outs[size_t(r)], {})) return f;
                 continue;
             }
             if (Fault f = await_round(op, round_, r)) return f;
@@ -245,7 +245,7 @@ Fault Group::scatter(const Op& op, const std::vector<Buffer>& ins, Buffer out) {
         if (rank_ == op.root && n == 0) copy(out.data, ins[size_t(rank_)].data, out.bytes);
         if (direct) {
             if (rank_ == op.root) return leave(op, -1);
-            if (Fault f = copy_offer(op.root, uint64_t(rank_) * out.bytes, out)) return f;
+            if (Fault f = copy_offer(op.root, uint64_t(rank_) * out.bytes, out, {})) return f;
             return leave(op, rank_);
         }
         if (n > 0) {
@@ -377,7 +377,7 @@ Fault Group::all_to_all(const Op& op, const std::vector<Buffer>& ins, const std:
             int r = (rank_ + i) % world_;
             if (direct) {
                 const Buffer& whole = outs[size_t(r)];
-                if (Fault f = copy_offer(r, uint64_t(rank_) * whole.bytes, whole)) return f;
+                if (Fault f = copy_offer(r, uint64_t(rank_) * whole.bytes, whole, result)) return f;
                 continue;
             }
             Buffer to = part(outs[size_t(r)], n, room);

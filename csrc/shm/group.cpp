@@ -441,8 +441,7 @@ Fault Group::reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes
     return {};
 }
 
-void Group::offer_memory(std::vector<Proof> proofs, const std::vector<int>& readers, bool always) {
-    always_read_ = always;
+void Group::offer_memory(std::vector<Proof> proofs, const std::vector<int>& readers) {
     if (proofs.size() != size_t(world_)) throw SystemFailure("the proofs are not those of all ranks");
     proofs_ = std::move(proofs);
     for (int r : readers) readers_.at(size_t(r)) = true;

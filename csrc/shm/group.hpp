@@ -66,7 +66,6 @@ struct Transfer {
     uint64_t number = kUnmatched;  // number of the message in its channel
     uint64_t done = 0;             // bytes
     uint64_t offered = 0;          // the tail of the channel once the receiver has read the offer
-    uint64_t full_since = 0;       // when the channel became full; 0 if it is not known to be
     bool staged = false;           // the receiver could not read an offer of it
     bool begun = false;            // the first chunk has arrived; an empty message has one, too
     bool finished = false;
@@ -105,10 +104,9 @@ class Group {
     // receiver is refused (kMismatch); the others continue.
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
 
-    // Has long messages read in this process, where they lie, by the `readers`, ranks that can: all of them
-    // if `always`, else the rest of those whose receiver does not take what is staged. `proofs`: of
-    // the processes of all ranks.
-    void offer_memory(std::vector<Proof> proofs, const std::vector<int>& readers, bool always);
+    // Has messages that do not fit into the ring read in this process, where they lie, by the `readers`,
+    // ranks that can. `proofs`: of the processes of all ranks.
+    void offer_memory(std::vector<Proof> proofs, const std::vector<int>& readers);
     void abort();  // may be called from any thread
     // Like `abort`, with the cause, which the other ranks get.
     void give_up(FaultCode code, const std::vector<int>& culprits);
@@ -174,7 +172,7 @@ class Group {
     static const char* offerable(const std::vector<Buffer>& parts);
     // Finds where `bytes` can be read, from `offset` on, of what `rank` offers.
     Fault locate(int rank, uint64_t offset, uint64_t bytes, const char*& data);
-    Fault copy_offer(int rank, uint64_t offset, Buffer to);
+    Fault copy_offer(int rank, uint64_t offset, Buffer to, const ResultCopy& result);
     Fault share_chunk(const Op& op, bool first, uint64_t bytes);
     Fault reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes, const char*& data);
     static Offer offer_of(const char* data);
@@ -232,7 +230,6 @@ class Group {
     std::vector<std::unique_ptr<PeerHeap>> heaps_;  // heaps of the other ranks, opened at the first offer
     const char* offer_ = nullptr;                   // is published with the next announcement
     std::vector<bool> readers_;                     // may read long messages of this rank in place
-    bool always_read_ = false;                      // as `always` of offer_memory
     std::vector<Proof> proofs_;
     std::atomic<uint64_t> direct_ops_{0};
     int offers_ = 0;                          // offers of all ranks in this round
@@ -245,7 +242,6 @@ class Group {
         uint64_t sent = 0, received = 0;  // messages that have a number
         uint64_t sends_done = 0, receives_done = 0;
         uint64_t head = 0, tail = 0;  // chunks written for that rank, and read from it
-        int offers = 0;               // long messages to offer before one is staged again
     };
     std::vector<Ends> ends_;
     std::list<Transfer> early_;  // messages that arrived before a receive with their tag, in order

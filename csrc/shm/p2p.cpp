@@ -11,10 +11,7 @@
 namespace unicomm::shm {
 namespace {
 
-constexpr uint64_t kLong = 256 * 1024;         // bytes of a long message
-constexpr uint64_t kWorthReading = 64 * 1024;  // bytes from which a read in another process pays
-constexpr uint64_t kStalledNs = 30000;         // a receiver with a core of its own takes a chunk within 3 us
-constexpr int kOffers = 8;  // long messages that are offered at once after one that stalled
+constexpr uint64_t kLong = 256 * 1024;  // bytes of a long message
 
 // Whether a message of this size and type is one for the receive `m`.
 bool fits(const Message& m, uint64_t bytes, uint64_t count, uint32_t dtype) {
@@ -250,25 +247,15 @@ void Exchange::step_send(Transfer& t) {
             t.offered = 0;
             t.staged = true;
         }
-        if (on_the_way >= l.p2p_depth) {
-            t.full_since = now_ns();
-            return;
-        }
-        bool stalled = t.full_since && now_ns() - t.full_since > kStalledNs;
-        t.full_since = 0;
+        if (on_the_way >= l.p2p_depth) return;
         auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(me, m.peer, ends.head));
         // A message that fits into the ring is complete for the sender once it is copied, wherever the tensor
-        // lies. The rest of a longer one is offered if the receiver, which seems to have no core of its own,
-        // would take it in many turns.
+        // lies.
         const char* rest = m.buffer.data + t.done;
         uint64_t left = m.buffer.bytes - t.done, ring = uint64_t(l.p2p_chunk) * l.p2p_depth;
         bool whole = t.done == 0 && !t.staged && m.buffer.bytes > ring;
         bool in_heap = whole && Heap::holds(m.buffer.data, m.buffer.bytes);
-        bool starved = stalled && left >= kWorthReading;
-        bool in_process = group_.readers_[size_t(m.peer)] && !t.staged &&
-                          (starved || (whole && (group_.always_read_ || ends.offers > 0)));
-        if (whole && ends.offers > 0) --ends.offers;
-        if (starved) ends.offers = kOffers;
+        bool in_process = whole && group_.readers_[size_t(m.peer)];
         bool offer = in_heap || in_process;
         uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, left);
         Offer where{};

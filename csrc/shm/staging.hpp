@@ -33,11 +33,12 @@ class Stager {
 // For the results of an operation in which each rank reads and writes `bytes` of its tensors.
 class ResultCopy {
   public:
+    ResultCopy() = default;  // never past the caches
     ResultCopy(int world, uint64_t bytes);
     void copy(char* to, const char* from, uint64_t bytes) const;
 
   private:
-    bool bypass_;
+    bool bypass_ = false;
 };
 
 }  // namespace unicomm::shm

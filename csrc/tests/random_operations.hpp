@@ -318,8 +318,7 @@ inline Fault one_operation(Group& g, std::mt19937& rng) {
 inline void offer_memory(Group& g) {
     std::vector<int> readers;
     for (int r = (g.rank() + 1) % 2; r < g.world(); r += 2) readers.push_back(r);
-    g.offer_memory(std::vector<shm::Proof>(size_t(g.world()), shm::proof_of_reading()), readers,
-                   g.world() % 2 == 0);
+    g.offer_memory(std::vector<shm::Proof>(size_t(g.world()), shm::proof_of_reading()), readers);
 }
 
 inline void on_ranks(int world, const std::function<void(Group&)>& body) {

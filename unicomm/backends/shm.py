@@ -61,9 +61,9 @@ _HINTS = (
     ),
     Hint(
         "one_copy",
-        lambda text: None if text == "auto" else parse_bool(text),
-        None,
-        "Whether ranks read each other's longer messages where they lie. auto: if the receiver has no core.",
+        parse_bool,
+        False,
+        "Whether messages that do not fit into the ring are read where they lie, if the kernel permits it.",
     ),
 )
 
@@ -127,7 +127,6 @@ class ShmBackend(
                 "fd": segment.fd if segment else -1,
                 "trouble": trouble,
                 "proof": _core.proof_of_reading(),
-                "cores": sorted(os.sched_getaffinity(0)),
             }
             everyone = [json.loads(blob) for blob in rendezvous.exchange("shm", json.dumps(mine).encode())]
             _same_host(setup, [info["host"] for info in everyone])
@@ -160,8 +159,7 @@ class ShmBackend(
             segment = group = None  # which the error's traceback would keep
             raise
         readers = [r for r, (_, can_read) in enumerate(answers) if setup.rank in can_read]
-        always = setup.hints["one_copy"] is True
-        group.offer_memory([tuple(info["proof"]) for info in everyone], readers, always)
+        group.offer_memory([tuple(info["proof"]) for info in everyone], readers)
         return cls(group, setup.rank)
 
     @classmethod
@@ -302,9 +300,9 @@ class _ShmExchange(Exchange):
         self._group = self._exchange = None
 
 
-def _readable(everyone: list[dict[str, Any]], one_copy: bool | None) -> list[int]:
+def _readable(everyone: list[dict[str, Any]], one_copy: bool) -> list[int]:
     """Returns the ranks whose memory this process can and should read: docs/design/one-copy.md."""
-    if one_copy is False:
+    if not one_copy:
         return []
     return [r for r, info in enumerate(everyone) if _core.can_read(info["pid"], tuple(info["proof"]))]
 

@@ -88,8 +88,7 @@ struct ChunkHeader {
     uint64_t count;
     uint32_t dtype;
     uint32_t bytes;  // of this chunk
-    // As in Offer; heap_size > 0: the rest of the message is there. kInItsProcess: at this address of the
-    // sender.
+    // As in Offer; heap_size > 0: the whole message is there. kInItsProcess: at this address of the sender.
     uint64_t at, heap_size;
     int32_t heap_fd;
     uint32_t tag;

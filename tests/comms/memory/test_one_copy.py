@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import threading
-import time
 
 import pytest
 import torch
@@ -36,9 +35,9 @@ def test_a_process_proves_that_it_can_be_read():
     assert not _core.can_read(0x3FFFFFFF, (at, word))
 
 
-@pytest.mark.parametrize("hint", ["on", "off"])
+@pytest.mark.parametrize("hints", [READ, {"one_copy": "off"}, {}])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_long_messages_are_read_if_wanted(hint, ranks):
+def test_long_messages_are_read_if_wanted(hints, ranks):
     def program(comm):
         me = comm.get_rank()
         x, y = torch.full((MIB,), me, dtype=torch.int32), torch.zeros(MIB, dtype=torch.int32)
@@ -49,26 +48,7 @@ def test_long_messages_are_read_if_wanted(hint, ranks):
         comm.batch_op_create().send(short, (me + 1) % ranks).recv(short.clone(), (me - 1) % ranks).issue()
         return read_in_place(comm)
 
-    assert run_ranks(program, ranks, hints={"one_copy": hint}) == [int(hint == "on")] * ranks
-
-
-def test_the_rest_of_a_message_is_read_if_its_receiver_does_not_take_it():
-    """By default; and the next long message at once, without a first part that is staged."""
-
-    def program(comm):
-        if comm.get_rank() == 0:
-            for start in (0, 1):
-                comm.send(torch.arange(start, start + 2 * MIB, dtype=torch.int64), 1, False)
-            return 0
-        y = torch.zeros(2 * MIB, dtype=torch.int64)
-        for start in (0, 1):
-            if not start:
-                time.sleep(0.3)
-            comm.recv(y, 0, False)
-            assert torch.equal(y, torch.arange(start, start + 2 * MIB, dtype=torch.int64))
-        return read_in_place(comm)
-
-    assert run_ranks(program, 2) == [0, 2]
+    assert run_ranks(program, ranks, hints=hints) == [int(hints == READ)] * ranks
 
 
 def test_messages_of_others_do_not_wake_a_rank_that_waits():
