@@ -195,7 +195,7 @@ int leave(Domain, Error*) { return 0; }
 
 // Ends waits of the host in this domain. A wait of a stream continues, and the library is not told: it cannot
 // end a single communicator.
-int abort_domain(Domain domain, Error*) {
+int abort_domain(Domain domain, int, const Error*, Error*) {
     part_of(domain).world->given_up = true;
     part_of(domain).aborted = true;
     return 0;

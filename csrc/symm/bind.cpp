@@ -12,6 +12,7 @@
 
 #include "shm/dispatch.hpp"
 #include "symm/domain.hpp"
+#include "symm/table_error.hpp"
 #include "symm/tables/tables.hpp"
 
 namespace unicomm {
@@ -66,8 +67,14 @@ void bind_domain(nb::module_& m) {
         .def("begins", &SymmDomain::begins, nb::sig("def begins(self, address: int, /) -> bool"))
         .def("holds", &SymmDomain::holds, nb::sig("def holds(self, address: int, bytes: int, /) -> bool"))
         .def(
-            "abort", [](SymmDomain& e) { return e.call_now(e.table().abort, "abort"); },
-            nb::sig("def abort(self) -> Fault | None"))
+            "abort",
+            [](SymmDomain& e, int code, const std::vector<int>& culprits) {
+                Error why{};
+                report(FaultCode(code), "", &why, culprits);
+                return e.call_now(e.table().abort, "abort", code, static_cast<const Error*>(&why));
+            },
+            nb::arg("code") = 0, nb::arg("culprits") = std::vector<int>{},
+            nb::sig("def abort(self, code: int = 0, culprits: Sequence[int] = ()) -> Fault | None"))
         .def(
             "leave", [](SymmDomain& e) { return e.call_now(e.table().leave, "leave"); },
             nb::sig("def leave(self) -> Fault | None"))

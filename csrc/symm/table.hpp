@@ -50,7 +50,8 @@ enum class Capability : uint64_t {
                        Domain* out, Error*))                                                                   \
     X(leave, kHeap, int(Domain, Error*))  /* local: PEs that wait for this one get an error */                \
     X(release, kHeap, int(Domain, Error*))  /* local: the domain is no longer used */                           \
-    X(abort, kAbort, int(Domain, Error*))                                                                      \
+    /* The other PEs are told of the fault `code`, with the culprits of `why`; 0: of an abort. */               \
+    X(abort, kAbort, int(Domain, int code, const Error* why, Error*))                                          \
     /* Collective, with the same arguments on all PEs, in the same order. */                                   \
     X(allocate, kHeap, int(Domain, uint64_t bytes, uint64_t align, uint64_t deadline_ns, void** out, Error*))  \
     X(free, kHeap, int(Domain, void* address, uint64_t deadline_ns, Error*))                                   \

@@ -371,7 +371,7 @@ void ends(int world) {
             other = std::thread([&] {
                 std::this_thread::sleep_for(std::chrono::milliseconds(20));
                 Error error{};
-                table.abort(pe.domain, &error);
+                table.abort(pe.domain, 0, nullptr, &error);
             });
         }
         int code =

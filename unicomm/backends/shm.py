@@ -33,12 +33,10 @@ from unicomm.comms.backend import (
 from unicomm.comms.errors import (
     BackendError,
     CommError,
-    CommTimeoutError,
-    PeerLostError,
     UnsupportedError,
 )
 from unicomm.comms.failures import thread_quiescence
-from unicomm.comms.failures.faults import code_of, core_error
+from unicomm.comms.failures.faults import core_error, told
 from unicomm.comms.operations import reproducible
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.dtypes import DTYPES
@@ -209,10 +207,11 @@ class ShmBackend(
             group.abort()
 
     def give_up(self, error: CommError) -> None:
-        if not error.culprits or not isinstance(error, (CommTimeoutError, PeerLostError)):
+        code, culprits = told(error)
+        if not code:
             self.abort()
         elif (group := self._group) is not None:
-            group.give_up(code_of(error), list(error.culprits))
+            group.give_up(code, culprits)
 
     def expect_slow(self, name: str, seconds: float) -> None:
         if (group := self._group) is not None:

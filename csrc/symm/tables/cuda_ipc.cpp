@@ -292,7 +292,9 @@ int release(Domain domain, Error*) {
     return 0;
 }
 
-int abort_domain(Domain domain, Error* error) { return host().abort(ipc_of(domain).host.get(), error); }
+int abort_domain(Domain domain, int code, const Error* why, Error* error) {
+    return host().abort(ipc_of(domain).host.get(), code, why, error);
+}
 
 int allocate(Domain domain, uint64_t bytes, uint64_t align, uint64_t deadline, void** out, Error* error) {
     Ipc& ipc = ipc_of(domain);

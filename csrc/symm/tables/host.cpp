@@ -260,8 +260,14 @@ int release(Domain domain, Error*) {
     return 0;
 }
 
-int abort_domain(Domain domain, Error*) {
-    if (ours(host_of(domain))) host_of(domain).group->abort();
+int abort_domain(Domain domain, int code, const Error* why, Error*) {
+    Host& host = host_of(domain);
+    if (!ours(host)) return 0;
+    if (code == 0) {
+        host.group->abort();
+    } else {
+        host.group->give_up(FaultCode(code), {why->culprits, why->culprits + why->n_culprits});
+    }
     return 0;
 }
 

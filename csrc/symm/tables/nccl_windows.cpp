@@ -59,7 +59,7 @@ int release(Domain domain, Error*) {
 }
 
 // The backend owns and aborts the communicator of the heap; a team owns its own.
-int abort_domain(Domain domain, Error*) {
+int abort_domain(Domain domain, int, const Error*, Error*) {
     WindowDomain& self = domain_of(domain);
     if (self.ended.exchange(true)) return 0;
     if (self.team)

@@ -193,7 +193,7 @@ int leave(Domain domain, Error*) {
 }
 
 // Ends calls of this domain that block the host. The library is not told: it would end the process, or wait.
-int abort_domain(Domain domain, Error*) {
+int abort_domain(Domain domain, int, const Error*, Error*) {
     pe_of(domain).aborted = true;
     library->blocking_thread.wake();
     return 0;

@@ -470,7 +470,7 @@ class Engine:
             self.executor.broke(error)
             end()
             if self.symmetric is not None:
-                self.symmetric.abort()
+                self.symmetric.abort(error)
         finally:
             self.ended.set()
         self.member.recorder.set_comm_state(self.member.recorder_index, recording.BROKEN)

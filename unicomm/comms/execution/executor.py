@@ -22,7 +22,7 @@ class SymmetricHeap(Protocol):
     def late_error(self) -> CommError | None:
         """The error that ended a wait of its kernels, or None. Must not block."""
 
-    def abort(self) -> None:
+    def abort(self, error: CommError | None = None) -> None:
         """Ends the waits of its kernels on this rank."""
 
     def close(self) -> None:

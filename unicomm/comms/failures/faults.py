@@ -181,6 +181,15 @@ def code_of(error: BaseException) -> int:
     return next((int(code) for cls, code in _CODE_OF_CLASS if isinstance(error, cls)), OTHER_ERROR)
 
 
+def told(error: CommError | None) -> tuple[int, list[int]]:
+    """Returns what other ranks are told of an error that breaks a communicator: its code and its culprits. 0
+    and nobody mean no more than that this rank has given up.
+    """
+    if error is None or not error.culprits or not isinstance(error, CommTimeoutError | PeerLostError):
+        return 0, []
+    return code_of(error), list(error.culprits)
+
+
 # --- in other numbers --------------------------------------------------------------------------------------
 
 

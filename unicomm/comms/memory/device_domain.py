@@ -111,13 +111,13 @@ class DeviceDomain:
             root=-1,
         )
 
-    def abort(self) -> Any:
+    def abort(self, code: int = 0, culprits: Sequence[int] = ()) -> Any:
         """Ends all waits on the device and disables later operations. May be called from any thread."""
         if self._words is not None:
             self._last_words[0] = 1
             _aborted.append(self._words)
         try:
-            return self.native.abort()
+            return self.native.abort(code, culprits)
         except AttributeError:  # the library has no waits of its own
             return None
 

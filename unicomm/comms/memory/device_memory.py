@@ -14,7 +14,7 @@ import torch
 
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, InvalidArgumentError
 from unicomm.comms.execution.one_sided import attempt, issue
-from unicomm.comms.failures.faults import rank_list
+from unicomm.comms.failures.faults import rank_list, told
 from unicomm.comms.failures.missing_ranks import explain
 from unicomm.comms.operations.symmetric_table import Capability, bytes_at
 from unicomm.comms.operations.table import BY_CODE
@@ -55,8 +55,8 @@ class DeviceMemory(SymmetricMemory):
     def _bytes(self, address: int, nbytes: int) -> torch.Tensor:
         return bytes_at(self.domain.native, address, nbytes, self.engine.member.device)
 
-    def abort(self) -> None:
-        self.domain.abort()  # by our kernels, which look at a word of their own
+    def abort(self, error: CommError | None = None) -> None:
+        self.domain.abort(*told(error))  # by our kernels, which look at a word of their own
 
     # --- errors of the device ----------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from unicomm.comms.errors import (
     NotReadyError,
 )
 from unicomm.comms.execution.one_sided import issue
+from unicomm.comms.failures.faults import told
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.dtypes import OTHER, code_of
 from unicomm.comms.operations.reduction import RedOpType
@@ -237,9 +238,10 @@ class SymmetricMemory:
 
     # --- life -------------------------------------------------------------------------------------------
 
-    def abort(self) -> None:
+    def abort(self, error: CommError | None = None) -> None:
+        """Ends all waits. The other ranks are told of `error` if it names who is to blame."""
         if Capability.ABORT in self.capabilities:
-            self.domain.abort()
+            self.domain.abort(*told(error))
 
     def close(self) -> None:
         """Leaves the heap. Local. Tensors stay readable while they are alive."""
