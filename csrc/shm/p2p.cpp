@@ -454,17 +454,34 @@ bool Exchange::can_run_at_once(const Message& m) {
         return false;
     const Layout& l = group_.segment_->layout();
     const Group::Ends& ends = group_.ends_[size_t(m.peer)];
-    uint64_t chunks = std::max<uint64_t>(1, (m.buffer.bytes + l.p2p_chunk - 1) / l.p2p_chunk);
+    uint64_t chunks = chunks_of(m);
     bool can = false;
     if (m.send) {
         auto state = static_cast<RankState>(group_.segment_->control(m.peer).state.load());
         can = state == RankState::kHere && ends.sent == ends.sends_done && chunks <= l.p2p_depth &&
               unacknowledged(m.peer) + chunks <= l.p2p_depth;
-    } else if (ChunkHeader h; group_.early_.empty() && ends.received == ends.receives_done) {
-        can = front(m.peer, h) && h.tag == m.tag && fits(m, h.total, h.count, h.dtype) && !h.heap_size &&
-              unread(m.peer) >= chunks;
+    } else {
+        can = arrived(m) >= chunks;
     }
     return can && damaged_ < 0;
+}
+
+uint64_t Exchange::chunks_of(const Message& m) const {
+    uint64_t chunk = group_.segment_->layout().p2p_chunk;
+    return std::max<uint64_t>(1, (m.buffer.bytes + chunk - 1) / chunk);
+}
+
+uint64_t Exchange::arrived(const Message& m) {
+    const Group::Ends& ends = group_.ends_[size_t(m.peer)];
+    if (ChunkHeader h; group_.early_.empty() && ends.received == ends.receives_done && front(m.peer, h) &&
+                       h.tag == m.tag && fits(m, h.total, h.count, h.dtype) && !h.heap_size)
+        return unread(m.peer);
+    return 0;
+}
+
+bool Exchange::partly_arrived(const Message& m) {
+    uint64_t here = arrived(m), chunks = chunks_of(m);
+    return here > 0 && here < chunks && chunks <= group_.segment_->layout().p2p_depth;
 }
 
 bool Exchange::run_at_once(const Message& m) {

@@ -37,12 +37,14 @@ class Exchange {
     // more: a send that fits into the channel, or a receive of a message that has arrived whole and fits it.
     // False also if anything is wrong.
     bool can_run_at_once(const Message& message);
-    // Waits until a message from the sender of the receive `message` has arrived, until `give_way()`, which
-    // is asked again after each `wake_me` of the group, or until `return_ns`. Returns what `can_run_at_once`
-    // returns then.
+    // Waits until the receive `message` can run at once, until another message is the next one from its
+    // sender, until `give_way()`, which is asked again after each `wake_me` of the group, or until
+    // `return_ns`. Returns what `can_run_at_once` returns then.
     template <class GiveWay>
     bool arrives(const Message& message, uint64_t return_ns, GiveWay give_way) {
-        auto ready = [&] { return unread(message.peer) > 0 || damaged_ >= 0 || give_way(); };
+        auto ready = [&] {
+            return (unread(message.peer) > 0 && !partly_arrived(message)) || damaged_ >= 0 || give_way();
+        };
         group_.waiter_.until(ready, [&](bool) { return group_.is_broken_ || now_ns() >= return_ns; });
         return can_run_at_once(message);
     }
@@ -55,6 +57,11 @@ class Exchange {
     Fault step_recv(Transfer& t);
     bool match(Transfer& t, int peer);
     bool front(int peer, ChunkHeader& header);
+    // The chunks of this message that have arrived: 0 if another one is the next in the channel.
+    uint64_t arrived(const Message& m);
+    // Of a receive whose message fits into the ring: the rest comes without any act of this rank.
+    bool partly_arrived(const Message& m);
+    uint64_t chunks_of(const Message& m) const;
     Transfer* early_from(int peer, uint32_t tag);
     Transfer* storing_from(int peer);
     void take_early(Transfer& t);

@@ -195,6 +195,24 @@ def test_a_receive_that_waits_gives_way_to_operations_of_other_threads(name):
     on_groups(program)
 
 
+def test_a_receive_waits_for_all_chunks_of_a_message():
+    """One that took the first chunk for the whole message went to the queue: 95 us instead of 20 for 64 KiB."""
+
+    def program(group: UnicommProcessGroup) -> None:
+        group.get_comm()._engine.single.patience = 1e6
+        for turn in range(100):
+            mine = torch.full((75_000,), turn, dtype=torch.int32)
+            if turn % 2 == group.rank():
+                send(group, mine)
+            else:
+                got = torch.zeros_like(mine)
+                recv(group, got)
+                assert torch.equal(got, mine)
+        assert not opened_queue(group)
+
+    on_groups(program)
+
+
 def test_an_abort_ends_a_receive_that_waits(raised):
     def program(group: UnicommProcessGroup) -> None:
         comm = group.get_comm()
