@@ -115,6 +115,10 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 def rank_program(result: str, turns: int, with_mpi: bool) -> None:
     """Runs in each rank."""
+    if with_mpi:  # torch's own rendezvous does not know mpiexec's variables
+        from mpi4py import MPI
+
+        os.environ |= {"RANK": str(MPI.COMM_WORLD.rank), "WORLD_SIZE": str(MPI.COMM_WORLD.size)}
     dist.init_process_group("gloo")
     groups: dict[str, Any] = {"stock Gloo": dist.group.WORLD}
     for name, backend in [("unicomm", "auto"), *([("unicomm mpi", "mpi")] if with_mpi else [])]:
