@@ -60,7 +60,7 @@ class Work:
     def is_completed(self) -> bool:
         return self._over
 
-    def wait(self, timeout: timedelta) -> None:
+    def wait(self, timeout: timedelta) -> bool:
         current().pause("library")
         if not self._over:
             self._waiters.append(current().current)  # type: ignore[arg-type]
@@ -68,6 +68,7 @@ class Work:
                 raise RuntimeError("Timed out waiting for the library")
         if self._error:
             raise RuntimeError(self._error)
+        return True
 
     def _source_rank(self) -> int:
         return self.peer

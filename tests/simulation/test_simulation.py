@@ -237,3 +237,16 @@ def test_a_hang_says_where_each_thread_waits() -> None:
         scheduler.close()
     finally:
         primitives.deactivate()
+
+
+def test_nothing_fails_where_nothing_is_broken() -> None:
+    """Each seed's program without its faults, as far as it breaks nothing itself."""
+    played = 0
+    for seed in range(60):
+        program = program_of(seed)
+        ops = [op for op in program["ops"] if op["op"] in ("create", "msgs", "coll")]
+        run = play({**program, "ops": [{**op, "timeout": 60.0} for op in ops], "faults": []})
+        errors = [record.error for record in run.records if record.error is not None]
+        assert not errors, f"seed {seed}: {errors[0]}"
+        played += sum(op["op"] == "msgs" for op in ops)
+    assert played > 20
