@@ -79,7 +79,9 @@ def by_ddp(group: dist.ProcessGroup) -> nn.Module:
 
 
 def send_nothing(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook of DDP: what is left of a step is DDP itself, above all copies of gradients."""
+    """A communication hook that sends nothing: a step takes the time of the computation and of DDP itself,
+    which copies each gradient into a bucket and back.
+    """
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done

@@ -196,8 +196,7 @@ void bind_shm(nb::module_& m) {
              nb::sig(
                  "def offer_memory(self, proofs: Sequence[tuple[int, int]], readers: Sequence[int]) -> None"),
              "Has long messages read where they lie, by the ranks `readers`, which can read the memory of "
-             "this "
-             "one. `proofs`: of the processes of all ranks.")
+             "this one. `proofs`: of the processes of all ranks.")
         .def("abort", &Group::abort, nb::call_guard<GilReleased>())
         .def(
             "give_up",

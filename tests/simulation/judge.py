@@ -137,8 +137,8 @@ class _Judge:
             found.append(f"wrong kind of error: {text}")
         if isinstance(error, BackendError) and "please report this" in str(error):
             found.append(f"internal error: {text}")
-        calm = not self._disturbed and not self._store_harmed and not self._failed_before(record)
-        if type(error) is BackendError and kind in ("coll", "msgs") and calm:
+        unharmed = not self._disturbed and not self._failed_before(record)
+        if type(error) is BackendError and kind in ("coll", "msgs") and unharmed:
             found.append(f"error without a fault: {text}")
         if kind in ("final", "abort", "later", "cause") or isinstance(error, (NotReadyError, AbortedError)):
             return found

@@ -1,4 +1,4 @@
-"""What ranks that wait in the communicator learn of a timeout on its symmetric memory, and the reverse."""
+"""A timeout in a communicator is told to ranks that wait in its symmetric memory, and the other way round."""
 
 import threading
 import time
@@ -37,5 +37,6 @@ def test_all_get_the_cause_of_a_timeout_that_the_first_one_has(first):
 
     _, one, two = run_ranks(program, 3)
     assert one == two
-    # Between processes the chain of waits would lead on from rank 2; threads of one cannot be told apart.
+    # Rank 2 is named although it waits for rank 0: these ranks are threads of one process, whose waits do not
+    # say to which rank they belong.
     assert one == ((0,) if first == "signal" else (0, 2))

@@ -316,8 +316,10 @@ def _slot_bytes(size: int) -> int:
 
 
 def _p2p_bytes(size: int) -> int:
-    """Returns the default room for a rank's messages: large rings as long as the ranks are few,
-    docs/design/one-copy.md.
+    """Returns the default room for a rank's messages.
+
+    Rings of 1 MiB are the fastest (docs/design/one-copy.md), but each pair of ranks has two, so that many
+    ranks would need too much memory.
     """
     return (size - 1) << 20 if size <= 8 else 512 * 1024
 

@@ -182,8 +182,9 @@ def code_of(error: BaseException) -> int:
 
 
 def told(error: CommError | None) -> tuple[int, list[int]]:
-    """Returns what other ranks are told of an error that breaks a communicator: its code and its culprits. 0
-    and nobody mean no more than that this rank has given up.
+    """Returns what other ranks are told of an error that breaks a communicator: its code and its culprits.
+
+    `(0, [])` tells them only that this rank has given up.
     """
     if error is None or not error.culprits or not isinstance(error, CommTimeoutError | PeerLostError):
         return 0, []
