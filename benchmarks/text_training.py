@@ -6,6 +6,7 @@
 `losses` trains with float32, mxfp8 and int8, with and without error feedback, on 2 ranks of this host, whose
 hooks encode within the host as they would between hosts. `layouts` trains with reproducible sums of
 microbatches on 1, 2 and 4 ranks: shared memory, hosts over Gloo and UCX, MPI; and compares all weights.
+MPI is the first that `python -m tools.mpi_libraries` has installed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from tools import mpi_libraries
 
 ROOT = Path(__file__).parents[1]
 CONTENDERS = (("float32", 1), ("mxfp8", 1), ("int8", 1), ("mxfp8", 0), ("int8", 0))
@@ -38,12 +41,16 @@ LAYOUTS: tuple[tuple[str, int, str, dict[str, str]], ...] = (
 def train(ranks: int, mpi: bool, arguments: list[str]) -> list[dict[str, Any]]:
     """Runs text_rank.py, and returns what each rank found."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     if mpi:
-        torchrun = ["mpiexec", "-n", str(ranks), sys.executable]
+        libraries, missing = mpi_libraries.find()
+        if not libraries:
+            raise SystemExit("\n".join(missing))
+        environment |= libraries[0].environment
+        torchrun = [*libraries[0].command, "-n", str(ranks), sys.executable]
     with tempfile.TemporaryDirectory(prefix="unicomm-text-") as folder:
         result = Path(folder) / "found"
         command = [*torchrun, str(ROOT / "benchmarks" / "text_rank.py"), *arguments, f"--result={result}"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr[-4000:])

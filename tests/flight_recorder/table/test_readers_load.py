@@ -157,6 +157,15 @@ def test_two_files_of_one_rank(tmp_path, job):
     assert "rank 1 has another file" in finding.message
 
 
+def test_a_copy_of_a_ring_is_left_out_without_a_remark(tmp_path, job):
+    for folder in ("0", "failed-0"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "vm-rank00001-77-6b4d6788.ucring").write_bytes(job.ring(1))
+    table = load([tmp_path])
+    assert [source.rank for source in table.sources] == [1]
+    assert not table.remarks
+
+
 def test_a_rank_that_only_its_messages_tell(tmp_path, job):
     (tmp_path / "dump").write_bytes(pickle.dumps(formats.to_dict(Ring(job.ring(3)))))
     assert load([tmp_path]).sources[0].rank == 3

@@ -156,13 +156,15 @@ class TableStore:
     def take(self, source: Source) -> bool:
         """Adds the source.
 
-        Returns False, and adds a remark instead, if its rank is unknown or already taken.
+        Returns False if its rank is unknown or already taken, with a remark unless it is a copy of that file.
         """
         if source.rank < 0:
             message = "neither its content nor its name tells its rank, so its operations were left out"
         elif source.rank >= MOST_RANKS:
             message = f"rank {source.rank} is no rank of a job: the file is damaged, so it was left out"
         elif source.rank in self.taken:
+            if source.format == "ring" and Path(source.path).name == Path(self.taken[source.rank]).name:
+                return False  # a copy of the same ring, as `unicomm run` makes when a rank fails
             message = f"rank {source.rank} has another file, {self.taken[source.rank]}: this one was left out"
         else:
             self.taken[source.rank] = source.path
