@@ -153,4 +153,18 @@ FOUND: dict[str, Program] = {
         ],
         "faults": [{"kind": "stop", "rank": 1, "op": 1, "after": 30, "seconds": 30.0}],
     },
+    "a rank that is stopped in its finalize does not wait for its own thread": {
+        "ranks": 2,
+        "host": -1,
+        "schedule": 700173,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "b", "timeout": 3.0, "reconf": False},
+            {**_BARRIER, "comm": "c1", "root": 1, "later": True, "timeout": 3.0},
+            {"op": "later", "comm": "c1", "do": "finalize", "rank": 0, "after": 0.01},
+            {"op": "late", "comm": "c1", "rank": 1, "seconds": 0.05},
+            {**_BARRIER, "comm": "c1", "root": 1, "timeout": 5.0},
+            {**_BARRIER, "comm": "c1", "timeout": 10.0},
+        ],
+        "faults": [{"kind": "stop", "rank": 0, "op": 5, "after": 1, "seconds": 30.0}],
+    },
 }

@@ -49,6 +49,7 @@ from .fast_path import NoFastPath
 from .hooks import Hooks, next_op_id
 from .issued import IssuedOperation
 from .member import Member
+from .worker import wait_awake
 
 T = TypeVar("T")
 E = TypeVar("E", bound=CommError)
@@ -337,15 +338,20 @@ class Engine:
     def quiet(self, seconds: float) -> Iterator[bool]:
         """Keeps other threads from issuing operations.
 
-        Yields whether those that they issue or run themselves, also on the fast path, ended within `seconds`.
+        Yields whether those that they issue or run themselves ended within `seconds`; those on the fast path
+        have as long again.
         """
-        deadline = time.monotonic() + seconds
-        free, fast = self.order.acquire(timeout=seconds), self.fast
+        free, fast = wait_awake(lambda part: self.order.acquire(timeout=part), seconds), self.fast
         fast.block()
-        try:
-            while not (ended := free and not fast.running()) and time.monotonic() < deadline:
+
+        def quiet(part: float) -> bool:
+            end = time.monotonic() + part
+            while (running := fast.running()) and time.monotonic() < end:
                 time.sleep(_LOOK)
-            yield ended
+            return not running
+
+        try:
+            yield free and wait_awake(quiet, seconds)
         finally:
             fast.unblock()
             if free:

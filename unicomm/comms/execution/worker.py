@@ -10,6 +10,17 @@ from collections.abc import Callable
 from unicomm.comms.errors import CommError
 from unicomm.comms.work import Work
 
+_PARTS = 10
+
+
+def wait_awake(wait: Callable[[float], bool], seconds: float) -> bool:
+    """Waits for other threads of this process; returns False when they take longer than `seconds`.
+
+    They do not run while the process is stopped, yet the clock goes on. So `wait` is called with parts of the
+    time until it returns True: a stop, however long, costs one part.
+    """
+    return any(wait(seconds / _PARTS) for _ in range(_PARTS))
+
 
 class Worker:
     """Runs jobs one after the other in a thread of its own, which is started by the first job."""
@@ -61,8 +72,12 @@ class Worker:
         self._jobs.put(None)
         if thread is threading.current_thread():
             return True
-        thread.join(timeout)
-        return not thread.is_alive()
+
+        def joined(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive()
+
+        return wait_awake(joined, timeout)
 
     def forget(self) -> None:
         """In a forked child, which has no such thread: what was pending ends with an error."""
