@@ -33,7 +33,7 @@ from rich.table import Table
 import unicomm
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, Library
-from unicomm.comms.execution import completion
+from unicomm.comms.execution.composed import completion
 from unicomm.comms.execution.device.executor import StreamExecutor
 from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.streams import Streams

@@ -20,7 +20,7 @@ import torch
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.registry import find_backend
 from unicomm.comms.backend import Capabilities, Reconfigures
-from unicomm.comms.execution.completion import is_native
+from unicomm.comms.execution.composed.completion import is_native
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not

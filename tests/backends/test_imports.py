@@ -21,7 +21,7 @@ MORE_ROOMS = {
     "auto": {"membership"},  # its parts meet by themselves
     "bootstrap": {"membership", "execution.member"},  # stores, this process's place in its job
     # Composes what has to go straight from rank to rank, and encodes what goes between hosts, in chunks.
-    "hosts": {"execution.completion", "execution.encoded", "execution.exchanges"},
+    "hosts": {"execution.composed.completion", "execution.composed.encoded", "execution.composed.exchanges"},
     "out_of_band": {"membership.handles"},  # notices silent connections
     "registry": {"communicator", "execution", "membership"},  # `new_comm`
 }

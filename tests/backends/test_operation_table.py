@@ -17,7 +17,7 @@ from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.mpi.backend import MpiBackend
 from unicomm.backends.registry import built_in_backends, find_backend
 from unicomm.comms.backend import Backend, RunsCollectives
-from unicomm.comms.execution.completion import composed_operations, is_native
+from unicomm.comms.execution.composed.completion import composed_operations, is_native
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not

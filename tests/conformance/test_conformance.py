@@ -2,7 +2,7 @@
 
 import pytest
 
-from unicomm.comms.execution.completion import composed_operations
+from unicomm.comms.execution.composed.completion import composed_operations
 from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.testing import conformance, run_ranks
 

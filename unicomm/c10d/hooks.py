@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.execution import encoded
-from unicomm.comms.execution.exchanges import AtOnce, Traffic
+from unicomm.comms.execution.composed import encoded
+from unicomm.comms.execution.composed.exchanges import AtOnce, Traffic
 from unicomm.comms.operations import wire as wires
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.comms.options import read_hints

@@ -4,8 +4,9 @@ A backend moves validated buffers and nothing else. Every backend is a `Backend`
 receives together, closes and aborts. What else it can do it declares by deriving from other classes, such as
 `RunsCollectives`; unicomm asks with `isinstance`. Data, such as element types, is in its `Capabilities`.
 
-A collective that a backend does not run itself is composed from `exchange` by comms/execution/completion.py.
-docs/backends.md tells how to write a backend; `unicomm.testing.conformance` is the suite that it has to pass.
+A collective that a backend does not run itself is composed from `exchange`
+(comms/execution/composed/completion.py). docs/backends.md tells how to write a backend;
+`unicomm.testing.conformance` is the suite that it has to pass.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from unicomm.comms.backend import (
     RunsCollectives,
     Setup,
 )
+from unicomm.comms.execution.composed.exchanges import JointExchange
 from unicomm.comms.execution.engine import Engine
-from unicomm.comms.execution.exchanges import JointExchange
 from unicomm.comms.execution.executor import Executor, MakesExecutor
 from unicomm.comms.execution.issued import ANY_RANK, IssuedOperation
 from unicomm.comms.operations import recording

@@ -10,7 +10,7 @@ import torch
 import unicomm
 from tests.comms import inside
 from unicomm import _core
-from unicomm.comms.execution import completion
+from unicomm.comms.execution.composed import completion
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.recording import writer

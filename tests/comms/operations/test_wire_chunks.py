@@ -8,7 +8,7 @@ import torch
 import unicomm
 from tests.comms import inside
 from unicomm import ReduceOp
-from unicomm.comms.execution import encoded, exchanges
+from unicomm.comms.execution.composed import encoded, exchanges
 from unicomm.testing import run_ranks
 
 SUM, AVG = ReduceOp.SUM, ReduceOp.AVG

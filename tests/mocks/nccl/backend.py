@@ -24,7 +24,7 @@ from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, RCCL, Library
 from unicomm.backends.nccl.registered_memory import TensorMemory
 from unicomm.comms.errors import BackendError
-from unicomm.comms.execution import completion
+from unicomm.comms.execution.composed import completion
 from unicomm.comms.streams import Streams
 
 _current = threading.local()

@@ -12,7 +12,7 @@ import torch
 
 import unicomm
 from tests.processes.programs.common import describe, hear, say
-from unicomm.comms.execution import completion
+from unicomm.comms.execution.composed import completion
 
 PLACE, FAULT, VICTIM = sys.argv[1], sys.argv[2], int(sys.argv[3])
 REDUCTION = sys.argv[4] if len(sys.argv) > 4 else "ordinary"

@@ -2,7 +2,7 @@
 
 Data moves as bytes. Gloo's own reductions serve where they are defined as unicomm's are: sums and products of
 plain numbers. Everything else, such as bfloat16, AVG or complex numbers, is composed
-(comms/execution/completion.py).
+(comms/execution/composed/completion.py).
 """
 
 from __future__ import annotations

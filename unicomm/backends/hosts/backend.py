@@ -41,8 +41,8 @@ from unicomm.comms.errors import (
     PeerLostError,
     UnsupportedError,
 )
-from unicomm.comms.execution import completion
-from unicomm.comms.execution.exchanges import Trade, Traffic, overlapping
+from unicomm.comms.execution.composed import completion
+from unicomm.comms.execution.composed.exchanges import Trade, Traffic, overlapping
 from unicomm.comms.failures.faults import Fault, aborted_by, error_of, renumber_error
 from unicomm.comms.failures.first_cause import GRACE, FirstCause
 from unicomm.comms.operations.call import Call, Message

@@ -17,7 +17,7 @@ Large data cross between hosts once. All ranks of a host take part in that, each
 Sums, averages and products of floats of 8 and 16 bits are carried in float32 until all ranks' values are
 reduced, and rounded once. Each host is folded in the order of its ranks, then the hosts in their order.
 
-Elements with a wire format are encoded for the way between hosts (unicomm/comms/execution/encoded.py). What
+Elements with a wire format are encoded for the way between hosts (comms/execution/composed/encoded.py). What
 all_gather gathers has the same bits on all ranks, so it is encoded within the host, too.
 """
 
@@ -29,9 +29,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from unicomm import _core
-from unicomm.comms.execution import encoded
-from unicomm.comms.execution.encoded import Codec, residuals, with_lost
-from unicomm.comms.execution.exchanges import AtOnce, Traffic, trade
+from unicomm.comms.execution.composed import encoded
+from unicomm.comms.execution.composed.encoded import Codec, residuals, with_lost
+from unicomm.comms.execution.composed.exchanges import AtOnce, Traffic, trade
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from unicomm.comms.errors import CommError, MismatchError
-from unicomm.comms.execution.exchanges import Trade, Traffic
+from unicomm.comms.execution.composed.exchanges import Trade, Traffic
 from unicomm.comms.failures.faults import Claim, minority, mismatch
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import ReduceOp

@@ -5,7 +5,7 @@ moment, then with naps, so that no core burns. A fault ends a wait early.
 
 Data moves as bytes. The library's own reductions serve where they are defined as unicomm's are and a test
 proves it on each library. Everything else, such as bfloat16, AVG or bool, is composed
-(comms/execution/completion.py).
+(comms/execution/composed/completion.py).
 """
 
 from __future__ import annotations

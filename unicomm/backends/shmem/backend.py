@@ -6,7 +6,7 @@ operations run on the host, as over the table of the host's memory, the table's 
 run on a stream, the stream waits for words in this rank's memory; to end the wait, this rank sets them
 itself.
 
-Reductions are composed (comms/execution/completion.py).
+Reductions are composed (comms/execution/composed/completion.py).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Every collective begins with the exchange of slots, by which the ranks compare what they call; data of up to
 4 KiB travel along, so a small collective is one message each way. Larger reductions and broadcasts run in
-chunks in the native core. Everything else is composed of messages (comms/execution/completion.py), all of
-which are under way at once.
+chunks in the native core. Everything else is composed of messages (comms/execution/composed/completion.py),
+all of which are under way at once.
 """
 
 from __future__ import annotations

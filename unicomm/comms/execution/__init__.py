@@ -14,10 +14,7 @@ message_queue.py   sends and receives of a process group, which run side by side
 device/            the stream executor: operations on a device's streams
 point_to_point.py  sends, receives and batches as issued operations
 one_sided.py       one-sided operations and symmetric memory as issued operations
-checksums.py       checksums of what operations read and write, and their comparison between ranks
-completion.py      collectives that a backend lacks, composed from exchanges of messages
-exchanges.py       exchanges of messages, also of those that travel while their rank computes
-encoded.py         collectives whose elements travel in a wire format
+composed/          collectives made of messages, and what options add to any: wire formats, checksums
 fast_path.py       the native executor that may take a plain operation whole
 hooks.py           hooks before and after operations, and at an abort
 operation_log.py   clog: the operation log

@@ -41,8 +41,8 @@ from unicomm.comms.operations.reduction import ReproducibleOp
 from unicomm.comms.options import CHECKSUM, Hints, Timeout, copy_hints, parse_bool, read_hints, seconds
 from unicomm.comms.work import Work
 
-from . import completion
-from .checksums import Checksums
+from .composed import completion
+from .composed.checksums import Checksums
 from .device import graphs
 from .executor import Executor, SymmetricHeap
 from .fast_path import NoFastPath

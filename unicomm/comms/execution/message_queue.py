@@ -26,9 +26,9 @@ from unicomm.comms.operations import recording
 from unicomm.comms.options import seconds
 from unicomm.comms.work import Work
 
-from . import completion
+from .composed import completion
+from .composed.exchanges import open_exchange
 from .engine import Engine
-from .exchanges import open_exchange
 from .issued import ANY_RANK, IssuedOperation
 from .profiling import events as profiling
 from .worker import Worker

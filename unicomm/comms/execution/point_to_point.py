@@ -13,7 +13,7 @@ from unicomm.comms.operations.table import OPERATIONS, Kind, Operation
 from unicomm.comms.options import Hints, Timeout
 from unicomm.comms.work import Work
 
-from . import completion
+from .composed import completion
 from .engine import Engine
 from .issued import ANY_RANK, IssuedOperation
 

@@ -11,8 +11,8 @@ import unicomm
 from tests.backends.mpi.programs.mpi_common import comm, me, raised, say, size
 from unicomm.backends.mpi import operations as mpi
 from unicomm.c10d.process_group import UnicommProcessGroup
-from unicomm.comms.execution import encoded
-from unicomm.comms.execution.completion import is_native
+from unicomm.comms.execution.composed import encoded
+from unicomm.comms.execution.composed.completion import is_native
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.testing import conformance

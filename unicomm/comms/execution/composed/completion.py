@@ -22,6 +22,7 @@ import torch
 from unicomm import _core
 from unicomm.comms.backend import Backend, Capabilities, OpensExchange, RunsCollectives
 from unicomm.comms.errors import UnsupportedError
+from unicomm.comms.execution.device import fold as device_fold
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import byte_splits, bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType
@@ -29,7 +30,6 @@ from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.operations.wire import Wire
 
 from . import encoded
-from .device import fold as device_fold
 from .encoded import Codec
 from .exchanges import AtOnce, Traffic, overlapping, trade
 

@@ -24,12 +24,12 @@ from typing import NamedTuple
 import torch
 
 from unicomm import _core
+from unicomm.comms.execution.device import encode as device_encode
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.parts import bytes_of
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.comms.operations.wire import SMALL, Wire
 
-from .device import encode as device_encode
 from .exchanges import Finish, Traffic, nothing, run_stages
 
 Tensor = torch.Tensor

@@ -16,13 +16,13 @@ import torch
 
 from unicomm import _core
 from unicomm.comms.errors import SilentCorruptionError
+from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.failures.faults import minority, rank_list
 from unicomm.comms.operations import recording
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.table import OPERATIONS
 
 from . import completion
-from .issued import IssuedOperation
 
 _PLACE = 256  # bytes of a rank's file:line, of which the end is kept
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

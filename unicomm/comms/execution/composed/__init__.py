@@ -1,0 +1,7 @@
+"""Collectives that are composed of messages, and what options add to any collective.
+
+completion.py   collectives that a backend lacks, composed from exchanges of messages
+exchanges.py    exchanges of messages, also of those that travel while their rank computes
+encoded.py      collectives whose elements travel in a wire format
+checksums.py    checksums of what operations read and write, and their comparison between ranks
+"""
