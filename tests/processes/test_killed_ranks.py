@@ -109,9 +109,14 @@ OPERATIONS = [
 ]
 
 
+def state(process):
+    """The letter of proc(5) for the state of the process's main thread."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def asleep(process):
     """Whether the main thread of the process sleeps: it waits for others, and has done what it could."""
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return state(process) == "S"
 
 
 def wait_until(condition):
@@ -152,7 +157,7 @@ def test_after_its_part_in_a_later_round(start, operation):
     job = start("contributed.py", 3, f"{operation}_stops")
     job.next("ready")
     job.next("calling")
-    job[2].next("stops")
+    wait_until(lambda: state(job[2]) == "T")
     wait_until(lambda: asleep(job[0]) and asleep(job[1]))
     job[1].signal(signal.SIGKILL)
     check_first_error(job[0], 1)

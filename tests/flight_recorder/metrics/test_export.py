@@ -161,13 +161,17 @@ def test_otlp_is_read_back(folder, tmp_path, suffix):
 def test_dumps_of_torch(tmp_path):
     """torch's own Gloo group, with its own recorder, in this process."""
     program = """
-import os, sys, torch, torch.distributed as dist
+import os, pickle, sys, time, torch, torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/store", rank=0, world_size=1)
 for _ in range(3):
     dist.all_reduce(torch.ones(4))
+while (dump := _dump_fr_trace(True, False, False)) and pickle.loads(dump)["pg_status"]["0"][
+    "last_completed_collective"
+] < 3:
+    time.sleep(0.01)  # another thread tells the recorder
 with open(sys.argv[1] + "/dump_rank_0", "wb") as file:
-    file.write(_dump_fr_trace(True, False, False))
+    file.write(dump)
 os._exit(0)  # torch's own Gloo may abort at the end of Python (pytorch/pytorch#179291)
 """
     environment = clean_environment() | {

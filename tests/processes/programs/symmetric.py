@@ -16,7 +16,7 @@ import time
 import torch
 
 import unicomm
-from tests.processes.programs.common import hear, holdings, reporting, say, settled
+from tests.processes.programs.common import hear, holdings_when_idle, reporting, say, settled
 from tests.symm.exchanges import check_collectives, check_experts
 from tests.symm.gloo_exchanges import check_against_gloo
 from tests.symm.matrices import check_tiles
@@ -26,7 +26,7 @@ HOW = sys.argv[1]
 
 # What the first one leaves for the later ones is no leak.
 unicomm.new_comm("shm", "cpu", name="first").finalize()
-before = holdings()
+before = holdings_when_idle()
 comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=100)
 symm.init(comm)
 if HOW == "exchange":
