@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-JOBS   ?= 2
+# Tests often wait, so three of them keep two cores busy.
+JOBS   ?= $(shell expr $$(nproc) + 1)
 TORCH  ?= torch==2.13.0
 
 .PHONY: demo test bench wheel chaos networks faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs pictures site clean

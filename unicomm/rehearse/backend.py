@@ -65,7 +65,7 @@ class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines
     leave: ClassVar[Callable[[], NoReturn]]  # ends the rank where it is
 
     def __init__(self, setup: Setup) -> None:
-        self.rank, self.size = setup.rank, setup.size
+        self.rank, self.size, self.labels = setup.rank, setup.size, setup.labels
         self.capabilities = replace(type(self).capabilities, moves_data=setup.device.type != "meta")
         self._notes = self.notes.of_group(setup.name, list(setup.labels))
         self.mailbox = None if self.mail is None else self.mail.of_group(setup.name, setup.labels, setup.rank)
@@ -94,8 +94,10 @@ class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines
             for message in messages:
                 if message.send:
                     self.mailbox.send(message)
-                else:
-                    self._from = self.mailbox.receive(message)
+                    continue
+                self._from = self.mailbox.receive(message)
+                if message.peer == ANY_RANK:
+                    reads.mark([message.tensor], reads.FROM_ANY)
             return
         known = []
         for message in messages:
@@ -193,7 +195,7 @@ class RehearsalExecutor(Executor):
             over()
             details.add_events((-1 - place for place in places), time.process_time_ns())
 
-        fill = self._start(op, calls)
+        fill = self._start(op, calls, places)
         if op.async_op and self._backend.mailbox is not None:
             details.add_events(places, begin)
             return RehearsedWork(op, fill, waited)
@@ -210,7 +212,7 @@ class RehearsalExecutor(Executor):
     def _backend(self) -> RehearsalBackend:
         return self._engine.backend  # type: ignore[return-value]
 
-    def _start(self, op: IssuedOperation, calls: Sequence[Call]) -> Callable[[], int]:
+    def _start(self, op: IssuedOperation, calls: Sequence[Call], at: range) -> Callable[[], int]:
         """Sends what an operation sends. Returns a function that receives the rest and returns the peer."""
         backend, run = self._backend, op.run
         if backend.mailbox is not None:
@@ -237,6 +239,8 @@ class RehearsalExecutor(Executor):
             except BaseException as error:
                 self._engine.failed(op, error)
                 raise
+            if peer == ANY_RANK and backend.mailbox is not None:
+                RehearsalBackend.details.senders[at[0]] = backend.labels[backend.last_sender]
             if op.args is not None:
                 self._engine.hooks.finished(op.args, None)
             return backend.last_sender if peer == ANY_RANK and op.queued else peer

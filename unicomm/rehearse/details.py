@@ -31,6 +31,8 @@ class Details:
         events: what the rank does, in its order: (the place of an operation that it issues, or -1 - the
             place of one that it waits for, or `STEP`; its processor time in nanoseconds before and after).
         groups: the line of the program that made a group first, "file:line".
+        senders: the rank in the job whose message a receive from any rank got, by the operation's place; only
+            with real values.
         new_groups: the calls of torch's `new_group` that all ranks have to make: the members' ranks in the
             job, as text, and the line of the program.
     """
@@ -40,6 +42,7 @@ class Details:
     groups: dict[GroupKey, str] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     new_groups: list[tuple[str, str]] = field(default_factory=list)
+    senders: dict[int, int] = field(default_factory=dict)
     _count: int = 0
 
     def add(self, calls: Sequence[Call]) -> range:
@@ -75,6 +78,7 @@ class Details:
             groups,
             self.events,
             self.new_groups,
+            list(self.senders.items()),
         ]
         path.write_text(json.dumps(tables))
 
@@ -83,13 +87,14 @@ class Details:
         """Reads a file; a rank that has left none has no details."""
         if not path.exists():
             return cls()
-        parts, tags, groups, events, new_groups = json.loads(path.read_text())
+        parts, tags, groups, events, new_groups, senders = json.loads(path.read_text())
         return cls(
             dict(tags),
             {at: (sent, taken) for at, sent, taken in parts},
             {(name, ranks): where for name, ranks, where in groups},
             [(what, begin, end) for what, begin, end in events],
             [(ranks, where) for ranks, where in new_groups],
+            dict(senders),
         )
 
 

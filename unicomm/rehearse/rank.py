@@ -134,8 +134,7 @@ def run_rank(job: Job, rank: int, pipe: int, from_parent: int = -1) -> NoReturn:
             RehearsalBackend.mail = Mailbox(job.notes, turn)
             turn.begin()
         with ExitStack() as modes:
-            if not job.real:
-                modes.enter_context(reads)
+            modes.enter_context(reads)
             for mode in _modes(job):
                 modes.enter_context(mode)
             code = _run_program(job)

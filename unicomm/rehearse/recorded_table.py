@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from unicomm.flight_recorder.table.table import UNKNOWN, Table
 
 from .details import Details
 from .rank import Job
-from .values.reads import HOLLOW, RECEIVED
+from .values.reads import FROM_ANY, HOLLOW, RECEIVED
 
 
 def read_details(job: Job, ranks: Iterable[int]) -> dict[int, Details]:
@@ -36,9 +37,39 @@ def add_details(table: Table, details: Mapping[int, Details]) -> dict[int, int]:
         first = source.begin - source.overwritten
         table.parts |= {first + at: parts for at, parts in one.parts.items() if first + at >= source.begin}
         tags |= {first + at: tag for at, tag in one.tags.items() if first + at >= source.begin}
-    if tags:
+    senders = _senders(table, details)
+    if senders:
+        rows = list(senders)
+        table.peer[rows] = list(senders.values())
+    if tags or senders:
         _number_by_tags(table, tags)
     return tags
+
+
+def _senders(table: Table, details: Mapping[int, Details]) -> dict[int, int]:
+    """Returns the senders of receives from any rank, by row, if the program depends on them.
+
+    It does if it looks at what it has received, or if a rank's next messages go to the sender. Another sender
+    would then be answered by other operations than those that were recorded.
+    """
+    found: dict[int, int] = {}
+    depends = any(f"depends on {FROM_ANY}" in remark.message for remark in table.remarks)
+    for source in table.sources:
+        one = details.get(source.rank)
+        if one is None or not one.senders:
+            continue
+        first = source.begin - source.overwritten
+        here = {first + at: sender for at, sender in one.senders.items() if first + at >= source.begin}
+        ends = [*sorted(here), source.end]
+        depends |= any((table.peer[row + 1 : end] == here[row]).any() for row, end in pairwise(ends))
+        found |= here
+    if not found or not depends:
+        return {}
+    text = (
+        "receives from any rank got the messages of this run: after others, the program may do other things"
+    )
+    table.remarks.append(InputRemark("", text))
+    return found
 
 
 def _number_by_tags(table: Table, tags: Mapping[int, int]) -> None:
@@ -63,7 +94,11 @@ def _number_by_tags(table: Table, tags: Mapping[int, int]) -> None:
                 table.seq[row] = lone
 
 
-_INSTEAD = {RECEIVED: "values made up from each rank's own", HOLLOW: "a made-up value"}
+_INSTEAD = {
+    RECEIVED: "values made up from each rank's own",
+    HOLLOW: "a made-up value",
+    FROM_ANY: "what came first",
+}
 
 
 def read_table(job: Job) -> Table:

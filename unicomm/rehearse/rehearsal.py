@@ -33,7 +33,7 @@ from .values.recorded import write as save_recording
 
 RECORDS = 16384
 #: The most ranks that get real values by default: so many processes of a small model fit into most machines.
-MOST_REAL = 16
+MOST_REAL = 64
 #: What torch says where it has no GPU.
 _NO_GPU = re.compile("CUDA|Cannot access accelerator device|SyncBatchNorm .*GPU")
 PATIENCE = 300.0

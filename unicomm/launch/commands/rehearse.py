@@ -44,7 +44,7 @@ def rehearse(
         typer.Option(
             metavar="made-up|real|FILE",
             help="made-up: from a rank's own data; real: what others sent, one rank at a time; a file:"
-            " what --save-values has recorded, else made up. Default: real for up to 16 ranks, made-up for"
+            " what --save-values has recorded, else made up. Default: real for up to 64 ranks, made-up for"
             " more, and with --sample, --meta or --topology",
         ),
     ] = None,
@@ -90,7 +90,7 @@ def rehearse(
 ) -> None:
     """Finds the hang before the cluster does: runs a program as many ranks on this machine, without data.
 
-    Each rank is a process that runs the unchanged program. Up to 16 ranks get the data that the others send
+    Each rank is a process that runs the unchanged program. Up to 64 ranks get the data that the others send
     them. More ranks run one after the other, and what a rank would receive is made up from its own data. Then
     the operations of all ranks are compared, and played by the rules by which they block. The verdicts are
     those of `unicomm trace analyze`.

@@ -1,5 +1,8 @@
 """Reads of made-up data: lines of the program that look at values which a rehearsal has made up.
 
+Also reads of real data from whichever rank was first, because the program may go on in another way with
+another sender.
+
 `Received` is a torch function mode. It follows received tensors, and small results of hollow tensors, through
 functions of torch that the program calls from Python, and notes where a value becomes a number of Python, a
 branch or a shape. What C++ computes (gradients, DDP's buckets) is not followed, and neither are parameters
@@ -21,6 +24,8 @@ from ..places import is_users
 
 #: What values are made up of.
 RECEIVED, HOLLOW = "received data", "data that --meta does not compute"
+#: Real values that depend on which rank was first.
+FROM_ANY = "data received from any rank"
 
 _MARK = "_unicomm_made_up"
 _TORCH = str(Path(torch.__file__).parent) + "/"
