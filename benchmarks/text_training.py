@@ -6,7 +6,7 @@
 `losses` trains with float32, mxfp8 and int8, with and without error feedback, on 2 ranks of this host, whose
 hooks encode within the host as they would between hosts. `layouts` trains with reproducible sums of
 microbatches on 1, 2 and 4 ranks: shared memory, hosts over Gloo and UCX, MPI; and compares all weights.
-MPI is the first that `python -m tools.mpi_libraries` has installed.
+`python -m tools.mpi_libraries` installs MPI.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ def train(ranks: int, mpi: bool, arguments: list[str]) -> list[dict[str, Any]]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     if mpi:
-        libraries, missing = mpi_libraries.find()
-        if not libraries:
-            raise SystemExit("\n".join(missing))
-        environment |= libraries[0].environment
-        torchrun = [*libraries[0].command, "-n", str(ranks), sys.executable]
+        library = mpi_libraries.choose()
+        environment |= library.environment
+        torchrun = [*library.command, "-n", str(ranks), sys.executable]
     with tempfile.TemporaryDirectory(prefix="unicomm-text-") as folder:
         result = Path(folder) / "found"
         command = [*torchrun, str(ROOT / "benchmarks" / "text_rank.py"), *arguments, f"--result={result}"]

@@ -163,10 +163,7 @@ def launch(ranks: int, turns: int, with_mpi: bool) -> dict[str, Any]:
         result = Path(folder, "figures.json")
         program = [__file__, "--rank-result", str(result), "--turns", str(turns)]
         if with_mpi:
-            found, missing = mpi_libraries.find()
-            if not found:
-                raise SystemExit("; ".join(missing))
-            mpi = next((each for each in found if each.name == "MPICH"), found[0])
+            mpi = mpi_libraries.choose()
             environment |= mpi.environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29561"}
             command = [*mpi.command, "-n", str(ranks), sys.executable, *program, "--mpi"]
         else:

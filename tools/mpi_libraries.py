@@ -60,6 +60,14 @@ def find(home: Path = HOME) -> tuple[list[Library], list[str]]:
     return found, missing
 
 
+def choose(home: Path = HOME) -> Library:
+    """MPICH if it is installed, else the first that is. Exits with what to do if none is."""
+    found, missing = find(home)
+    if not found:
+        raise SystemExit("; ".join(missing))
+    return next((library for library in found if library.name == "MPICH"), found[0])
+
+
 def install(wheels: Sequence[str], home: Path = HOME) -> None:
     """Installs these wheels, each below `home`; raises `CalledProcessError` when pip cannot."""
     for wheel in wheels:

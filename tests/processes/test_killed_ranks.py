@@ -3,11 +3,11 @@
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.commands import clean_environment, run
+from unicomm.comms.membership.processes import status
 
 pytestmark = pytest.mark.processes
 
@@ -109,14 +109,9 @@ OPERATIONS = [
 ]
 
 
-def state(process):
-    """The letter of proc(5) for the state of the process's main thread."""
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def asleep(process):
     """Whether the main thread of the process sleeps: it waits for others, and has done what it could."""
-    return state(process) == "S"
+    return status(process.pid)[0] == "S"
 
 
 def wait_until(condition):
@@ -157,7 +152,7 @@ def test_after_its_part_in_a_later_round(start, operation):
     job = start("contributed.py", 3, f"{operation}_stops")
     job.next("ready")
     job.next("calling")
-    wait_until(lambda: state(job[2]) == "T")
+    wait_until(lambda: status(job[2].pid)[0] == "T")
     wait_until(lambda: asleep(job[0]) and asleep(job[1]))
     job[1].signal(signal.SIGKILL)
     check_first_error(job[0], 1)

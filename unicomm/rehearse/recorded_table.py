@@ -39,18 +39,17 @@ def add_details(table: Table, details: Mapping[int, Details]) -> dict[int, int]:
         tags |= {first + at: tag for at, tag in one.tags.items() if first + at >= source.begin}
     senders = _senders(table, details)
     if senders:
-        rows = list(senders)
-        table.peer[rows] = list(senders.values())
+        table.peer[list(senders)] = list(senders.values())
     if tags or senders:
         _number_by_tags(table, tags)
     return tags
 
 
 def _senders(table: Table, details: Mapping[int, Details]) -> dict[int, int]:
-    """Returns the senders of receives from any rank, by row, if the program depends on them.
+    """Returns whose message each receive from any rank got, by row; nothing if that makes no difference.
 
-    It does if it looks at what it has received, or if a rank's next messages go to the sender. Another sender
-    would then be answered by other operations than those that were recorded.
+    It makes one if the program looks at what it has received, or if a rank's next messages go to the sender.
+    After the message of another sender, the program would then do something else than what was recorded.
     """
     found: dict[int, int] = {}
     depends = any(f"depends on {FROM_ANY}" in remark.message for remark in table.remarks)

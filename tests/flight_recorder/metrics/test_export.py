@@ -166,12 +166,12 @@ from torch._C._distributed_c10d import _dump_fr_trace
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/store", rank=0, world_size=1)
 for _ in range(3):
     dist.all_reduce(torch.ones(4))
-while (dump := _dump_fr_trace(True, False, False)) and pickle.loads(dump)["pg_status"]["0"][
-    "last_completed_collective"
-] < 3:
+def dump():
+    return _dump_fr_trace(True, False, False)
+while pickle.loads(dump())["pg_status"]["0"]["last_completed_collective"] < 3:
     time.sleep(0.01)  # another thread tells the recorder
 with open(sys.argv[1] + "/dump_rank_0", "wb") as file:
-    file.write(dump)
+    file.write(dump())
 os._exit(0)  # torch's own Gloo may abort at the end of Python (pytorch/pytorch#179291)
 """
     environment = clean_environment() | {

@@ -70,14 +70,6 @@ def settled(before: T, look: Callable[[], T] | None = None) -> T:
     return now
 
 
-def holdings_when_idle() -> dict[str, list[str]]:
-    """`holdings()` once idle threads of earlier communicators have ended, as they do within a second."""
-    deadline = time.monotonic() + 30
-    while holdings()["threads"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return holdings()
-
-
 def holdings() -> dict[str, list[str]]:
     """What this process holds that a communicator could have left behind."""
     links = []

@@ -29,8 +29,8 @@ def tensors(n: int, world: int) -> list[torch.Tensor]:
 def stop_when_under_way(tensor: torch.Tensor) -> None:
     """Stops this process as soon as the first element of `tensor` changes.
 
-    The calling thread runs as slowly as it can from now on: on a busy machine the operation would else be
-    over before the thread that watches has its turn.
+    From now on the calling thread has the lowest priority. Otherwise, on a busy machine, the operation would
+    be over before the thread that watches has its turn.
     """
     view, before = tensor.numpy(), float(tensor[0])
 

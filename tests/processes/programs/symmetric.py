@@ -16,7 +16,7 @@ import time
 import torch
 
 import unicomm
-from tests.processes.programs.common import hear, holdings_when_idle, reporting, say, settled
+from tests.processes.programs.common import hear, holdings, reporting, say, settled
 from tests.symm.exchanges import check_collectives, check_experts
 from tests.symm.gloo_exchanges import check_against_gloo
 from tests.symm.matrices import check_tiles
@@ -24,9 +24,17 @@ from unicomm import symm
 
 HOW = sys.argv[1]
 
-# What the first one leaves for the later ones is no leak.
+
+def threads():
+    now = holdings()
+    return now["threads"], now["tasks"]
+
+
+# What the first one leaves for the later ones is no leak, but its idle threads end.
+alone = threads()
 unicomm.new_comm("shm", "cpu", name="first").finalize()
-before = holdings_when_idle()
+settled(alone, threads)
+before = holdings()
 comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=100)
 symm.init(comm)
 if HOW == "exchange":

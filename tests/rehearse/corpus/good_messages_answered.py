@@ -1,4 +1,4 @@
-"""A server answers whoever is first, until it has read the last message of each worker.
+"""A server answers whichever worker is first, until it has received the last message of each.
 
 kind: messages
 verdict: all-good

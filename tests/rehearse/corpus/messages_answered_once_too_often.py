@@ -1,4 +1,4 @@
-"""A server answers each worker's last message, too, for which the worker does not wait.
+"""A server also answers the last message of each worker, which does not receive that answer.
 
 kind: messages
 verdict: unmatched-send-or-recv

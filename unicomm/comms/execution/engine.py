@@ -344,14 +344,14 @@ class Engine:
         free, fast = wait_awake(lambda part: self.order.acquire(timeout=part), seconds), self.fast
         fast.block()
 
-        def quiet(part: float) -> bool:
+        def fast_path_is_idle(part: float) -> bool:
             end = time.monotonic() + part
             while (running := fast.running()) and time.monotonic() < end:
                 time.sleep(_LOOK)
             return not running
 
         try:
-            yield free and wait_awake(quiet, seconds)
+            yield free and wait_awake(fast_path_is_idle, seconds)
         finally:
             fast.unblock()
             if free:

@@ -156,7 +156,8 @@ class TableStore:
     def take(self, source: Source) -> bool:
         """Adds the source.
 
-        Returns False if its rank is unknown or already taken, with a remark unless it is a copy of that file.
+        Returns False if its rank is unknown or already taken. Then it adds a remark, unless the source is a
+        copy of the file that was taken.
         """
         if source.rank < 0:
             message = "neither its content nor its name tells its rank, so its operations were left out"

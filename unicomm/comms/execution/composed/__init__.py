@@ -1,4 +1,4 @@
-"""Collectives that are composed of messages, and what options add to any collective.
+"""Collectives made of messages, for backends that lack them; wire formats and checksums of any collective.
 
 completion.py   collectives that a backend lacks, composed from exchanges of messages
 exchanges.py    exchanges of messages, also of those that travel while their rank computes
