@@ -600,6 +600,11 @@ class UcxLibrary:
         Sets the level of UCX's own log, of this process. Returns False if it is none.
         """
 
+def end_full_sockets(epoll: int, seconds: float) -> int:
+    """
+    Ends the sending side of the TCP sockets below an epoll file whose buffers stay full. Returns how many.
+    """
+
 class UcxWorker:
     """One communicator's worker of UCX."""
 

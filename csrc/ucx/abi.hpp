@@ -23,6 +23,7 @@ enum Status : int8_t {
     kOk = 0,
     kInProgress = 1,
     kTruncated = -9,
+    kNoDevice = -14,
     kBusy = -15,
     kCanceled = -16,
     kLastError = -100

@@ -16,6 +16,7 @@
 #include "reduce/fold.hpp"
 #include "ucx/collectives.hpp"
 #include "ucx/messages.hpp"
+#include "ucx/sockets.hpp"
 
 namespace unicomm {
 namespace {
@@ -85,6 +86,12 @@ struct UcxMessages {
 };
 
 void bind_worker(nb::module_& m) {
+    m.def(
+        "end_full_sockets",
+        [](int epoll, double seconds) { return end_full_sockets(epoll, deadline_after(seconds)); },
+        nb::arg("epoll"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
+        "Ends the sending side of the TCP sockets below an epoll file whose buffers stay full. Returns how "
+        "many.");
     nb::class_<UcxWorker>(m, "UcxWorker", "One communicator's worker of UCX.")
         .def(nb::init<std::shared_ptr<Library>, int, int, const Worker::Settings&, double>(),
              nb::arg("library"), nb::arg("rank"), nb::arg("size"), nb::arg("settings"), nb::arg("spin"),

@@ -11,6 +11,7 @@
 #include "base/bind_fault.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "ucx/sockets.hpp"
 
 namespace unicomm::ucx {
 namespace {
@@ -20,6 +21,8 @@ constexpr int kRankAt = 40, kKindAt = 32;
 constexpr Tag kAnySender = (Tag{1} << kRankAt) - 1;
 constexpr int kSlice = 100;                  // milliseconds of sleep, after which signal handlers may run
 constexpr uint64_t kLeaves = 2'000'000'000;  // ns that the end of a worker may take
+constexpr uint64_t kLinkUp = 3'000'000'000;  // ns in which a link that is down for a moment is up again
+constexpr unsigned kLinkLook = 50'000;       // microseconds between two looks at it
 
 Tag tag_of(int rank, Kind kind, uint32_t tag) { return Tag(rank) << kRankAt | Tag(kind) << kKindAt | tag; }
 
@@ -55,7 +58,13 @@ Worker::Worker(std::shared_ptr<Library> library, int rank, int size, const Setti
         worker.field_mask = kWorkerThreadMode | kWorkerFlags;
         worker.thread_mode = kSerialized;
         worker.flags = kIgnoreRequestLeak;
-        check("ucp_worker_create", ucx_.ucp_worker_create(context_, &worker, &worker_));
+        // The context has listed the devices; one whose link went down since then is "no such device".
+        const uint64_t end = now_ns() + kLinkUp;
+        while ((status = ucx_.ucp_worker_create(context_, &worker, &worker_)) == kNoDevice &&
+               now_ns() < end) {
+            usleep(kLinkLook);
+        }
+        check("ucp_worker_create", status);
         check("ucp_worker_get_efd", ucx_.ucp_worker_get_efd(worker_, &ready_));
         Address* address = nullptr;
         size_t length = 0;
@@ -318,6 +327,10 @@ bool Worker::drop() {
     }
     if (context_ == nullptr) return true;
     if (worker_ != nullptr) {
+        const uint64_t end = now_ns() + kLeaves;
+        // UCX tells each peer that a connection ends, and tries that for ever while a socket's buffer is
+        // full, as that of a host that is gone.
+        if (ready_ >= 0) end_full_sockets(ready_, broken_.empty() && !stopped() ? end : 0);
         std::vector<StatusPointer> closing;
         RequestParams params{};
         params.mask = kOpFlags;
@@ -332,7 +345,6 @@ bool Worker::drop() {
             if (waits && !request.send) ucx_.ucp_request_cancel(worker_, request.native);
         }
         if (flush_ != nullptr) closing.push_back(std::exchange(flush_, nullptr));
-        const uint64_t end = now_ns() + kLeaves;
         auto over = [&] {
             return std::all_of(requests_.begin(), requests_.end(),
                                [](const Request& r) { return r.native == nullptr || r.done; }) &&

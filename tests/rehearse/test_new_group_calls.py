@@ -1,57 +1,74 @@
-"""Calls of `new_group` that some ranks do not make: a remark with the line, and no finding."""
+"""Calls of `new_group` that some ranks do not make: a finding with the line."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands import run
+from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.rehearse.details import Details
 from unicomm.rehearse.groups import calls_of_some
+from unicomm.rehearse.rehearsal import rehearse
 
-PROGRAM = Path(__file__).parent / "corpus" / "good_groups_of_members_only.py"
+PROGRAM = Path(__file__).parent / "corpus" / "groups_of_members_only.py"
 
 
 def called(*lists):
-    """The details of a rank that calls `new_group` at line 1, 2, ... of train.py."""
+    """The details of a rank that calls `new_group` at line 1, 2, ... of train.py, in a function."""
     details = Details()
-    details.new_groups = [(",".join(map(str, ranks)), f"train.py:{at}") for at, ranks in enumerate(lists, 1)]
+    details.new_groups = [
+        (",".join(map(str, ranks)), ("groups.py:7", f"train.py:{at}", "train.py:9"))
+        for at, ranks in enumerate(lists, 1)
+    ]
     return details
 
 
-def test_calls_of_all_ranks_in_one_order_are_no_remark():
+def test_calls_of_all_ranks_in_one_order_are_no_finding():
     assert calls_of_some({rank: called([0, 1], [2, 3]) for rank in range(4)}) == []
 
 
 def test_ranks_that_do_not_call_are_named_with_the_line_and_the_cure():
-    details = {rank: called([0, 1], [0]) if rank < 2 else called([0, 1]) for rank in range(4)}
-    (remark,) = calls_of_some(details)
-    assert remark.path == "train.py:2"
-    assert "ranks 0, 1 call new_group for rank 0, and ranks 2, 3 do not" in remark.message
-    assert "use_local_synchronization=True" in remark.message
+    """The line is that of the call that they do not make, not that of the function that makes all groups."""
+    details = {rank: called([0, 1], [0]) if rank < 2 else called([0, 1]) for rank in range(5)}
+    (found,) = calls_of_some(details)
+    assert found.verdict is Verdict.MEMBERSHIP
+    assert (found.culprits, found.victims) == ([0, 1], [2, 3, 4])
+    assert found.sides[0].where == "train.py:2"
+    assert "Ranks 0, 1 call new_group for rank 0 at train.py:2, and ranks 2-4 do not" in found.sentence
+    assert "use_local_synchronization=True" in found.next_steps[0]
 
 
-def test_groups_that_only_their_members_make_are_one_remark():
+def test_the_few_that_do_not_call_are_the_culprits():
+    details = {rank: called([0, 1], [0]) if rank < 3 else called([0, 1]) for rank in range(4)}
+    (found,) = calls_of_some(details)
+    assert (found.culprits, found.victims) == ([3], [0, 1, 2])
+
+
+def test_groups_that_only_their_members_make_are_one_finding():
     details = {rank: called([rank - rank % 2, rank - rank % 2 + 1]) for rank in range(8)}
-    (remark,) = calls_of_some(details)
-    assert (
-        "for ranks 0, 1; ranks 2, 3; ranks 4, 5; ranks 6, 7, each time by some ranks alone" in remark.message
-    )
+    (found,) = calls_of_some(details)
+    said = "for ranks 0, 1; ranks 2, 3; ranks 4, 5; ranks 6, 7, each time by some ranks alone"
+    assert said in found.sentence
 
 
-def test_another_order_is_a_remark():
+def test_a_call_without_a_line_of_the_program():
+    details = {0: called([0]), 1: called()}
+    details[0].new_groups = [("0", ())]
+    (found,) = calls_of_some(details)
+    assert found.sides[0].where == ""
+
+
+def test_another_order_is_a_finding():
     details = {rank: called([0, 1], [1, 2]) for rank in range(3)} | {1: called([1, 2], [0, 1])}
-    (remark,) = calls_of_some(details)
-    assert (remark.path, "in another order than ranks 0, 2" in remark.message) == ("train.py:1", True)
+    (found,) = calls_of_some(details)
+    assert found.culprits == [1]
+    assert [side.where for side in found.sides] == ["groups.py:7", "groups.py:7"]
+    assert "Rank 1 calls new_group in another order" in found.sentence
 
 
 @pytest.mark.processes
-def test_a_rehearsal_is_good_and_warns_at_the_line():
-    done = run([sys.executable, "-m", "unicomm", "rehearse", "--nproc-per-node", 4, "--github", PROGRAM])
-    assert done.returncode == 0, done.stderr
+def test_a_rehearsal_finds_it_only_where_it_happens():
+    assert rehearse(PROGRAM, 4).report.good
+    report = rehearse(PROGRAM, 5).report
     line = PROGRAM.read_text().splitlines().index("    first = dist.new_group([0, 1, 2, 3])") + 1
-    warned = run([sys.executable, "-m", "unicomm", "rehearse", "--nproc-per-node", 5, "--github", PROGRAM])
-    assert warned.returncode == 0, warned.stderr
-    assert "::warning" not in done.stdout
-    assert f"line={line}" in warned.stdout
-    assert "::warning" in warned.stdout
+    assert report.main.verdict is Verdict.MEMBERSHIP
+    assert (report.main.culprits, report.main.sides[0].where) == ([4], f"{PROGRAM}:{line}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from unicomm.comms.operations.call import Call
 
-from .places import user_place
+from .places import user_path, user_place
 
 #: The name of a group and its members' ranks in the job, as text.
 GroupKey = tuple[str, str]
@@ -34,14 +34,14 @@ class Details:
         senders: the rank in the job whose message a receive from any rank got, by the operation's place; only
             with real values.
         new_groups: the calls of torch's `new_group` that all ranks have to make: the members' ranks in the
-            job, as text, and the line of the program.
+            job, as text, and the lines of the program that lead there, the innermost first.
     """
 
     tags: dict[int, int] = field(default_factory=dict)
     parts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     groups: dict[GroupKey, str] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
-    new_groups: list[tuple[str, str]] = field(default_factory=list)
+    new_groups: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     senders: dict[int, int] = field(default_factory=dict)
     _count: int = 0
 
@@ -68,7 +68,7 @@ class Details:
 
     def add_new_group(self, ranks: Sequence[int]) -> None:
         """Adds a call of `new_group` that the program makes at this moment."""
-        self.new_groups.append((",".join(map(str, ranks)), user_place()))
+        self.new_groups.append((",".join(map(str, ranks)), user_path()))
 
     def write(self, path: Path) -> None:
         groups = [[*key, where] for key, where in self.groups.items()]
@@ -93,7 +93,7 @@ class Details:
             {at: (sent, taken) for at, sent, taken in parts},
             {(name, ranks): where for name, ranks, where in groups},
             [(what, begin, end) for what, begin, end in events],
-            [(ranks, where) for ranks, where in new_groups],
+            [(ranks, tuple(path)) for ranks, path in new_groups],
             dict(senders),
         )
 

@@ -13,7 +13,7 @@ def to_annotations(report: Report) -> str:
     Findings are `::error file=...,line=...,title=...::sentence`, remarks `::warning ...`.
     """
     out = [
-        _annotation("error", place_of(finding), finding.verdict.value, finding.sentence)
+        _annotation("error", place_of(finding), finding.verdict.value, finding.sentence + _callers(finding))
         for finding in report.findings
         if finding.verdict is not Verdict.GOOD
     ]
@@ -29,6 +29,11 @@ def _annotation(level: str, place: str, title: str, sentence: str) -> str:
         properties = {"file": _relative(file), "line": line, **properties}
     text = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::{level} {text}::{_data(sentence)}"
+
+
+def _callers(finding: Finding) -> str:
+    text = next((called.callers_text for called in finding.call_paths), "")
+    return f" Called from {text}." if text else ""
 
 
 def place_of(finding: Finding) -> str:

@@ -1,7 +1,7 @@
 """Groups that some of their members never make, and calls of `new_group` that some ranks do not make.
 
-A real job waits for a member that does not make its group. unicomm does not wait for ranks that are no
-members; torch requires their calls, too.
+A real job waits for a member that does not make its group. torch requires the calls of ranks that are no
+members, too; unicomm does not wait for these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 
 from unicomm.flight_recorder.analysis.verdict import Finding, Side, Verdict
-from unicomm.flight_recorder.ring.reader import InputRemark
 from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import capital, ranks_text
 
@@ -62,45 +61,51 @@ def _place(index: int, makers: list[int], table: Table, details: Mapping[int, De
     return next((details[r].groups[key] for r in makers if r in details and key in details[r].groups), "")
 
 
-_STOCK = (
-    "This works with unicomm. With torch's own Gloo and NCCL the ranks may hang in this or a later new_group,"
-    " or take one group for another: torch requires {}"
-)
 _SHOWN = 4  # lists of ranks
 
 
-def calls_of_some(details: Mapping[int, Details]) -> list[InputRemark]:
-    """Returns a remark for each line whose calls of `new_group` not all ranks make, or not in one order."""
-    callers: dict[tuple[str, int], dict[int, str]] = {}  # by the members, and which call with them it is
+def calls_of_some(details: Mapping[int, Details]) -> list[Finding]:
+    """Returns a finding for each line whose calls of `new_group` not all ranks make, or not in one order.
+
+    That is the innermost line that ranks without the call do not pass to any call of `new_group`.
+    """
+    calls: dict[tuple[str, int], dict[int, tuple[str, ...]]] = {}  # by the members, and which call with them
     for rank, one in details.items():
         count: Counter[str] = Counter()
-        for ranks, where in one.new_groups:
+        for ranks, path in one.new_groups:
             count[ranks] += 1
-            callers.setdefault((ranks, count[ranks]), {})[rank] = where
+            calls.setdefault((ranks, count[ranks]), {})[rank] = path
     missed: dict[str, tuple[set[str], set[int], set[int]]] = {}  # by line: lists, who calls, who does not
-    for (ranks, _), places in callers.items():
-        if absent := set(details) - set(places):
-            lists, who, without = missed.setdefault(places[min(places)], (set(), set(), set()))
+    for (ranks, _), paths in calls.items():
+        if absent := set(details) - set(paths):
+            passed = {line for rank in absent for _, path in details[rank].new_groups for line in path}
+            path = paths[min(paths)]
+            line = next((line for line in path if line not in passed), path[0] if path else "")
+            lists, who, without = missed.setdefault(line, (set(), set(), set()))
             lists.add(ranks)
-            who |= set(places)
+            who |= set(paths)
             without |= absent
-    required = "all ranks to call it. Call it on all ranks, or pass use_local_synchronization=True"
-    remarks = []
+    findings = []
     for where, (lists, who, without) in missed.items():
         texts = [ranks_text(map(int, ranks.split(","))) for ranks in sorted(lists, key=_numbers)]
-        said = f"{ranks_text(who)} call{'s' * (len(who) == 1)} new_group for {texts[0]}, and"
-        said += f" {ranks_text(without)} do{'es' * (len(without) == 1)} not. "
+        said = (
+            f"{capital(ranks_text(who))} call{'s' * (len(who) == 1)} new_group for {texts[0]} at {where}, and"
+        )
+        said += f" {ranks_text(without)} do{'es' * (len(without) == 1)} not."
         if len(texts) > 1:
             more = ", ..." if len(texts) > _SHOWN else ""
-            said = (
-                f"new_group is called for {'; '.join(texts[:_SHOWN])}{more}, each time by some ranks alone. "
-            )
-        remarks.append(InputRemark(where, said + _STOCK.format(required)))
-    return remarks or _orders(details)
+            said = f"new_group at {where} is called for {'; '.join(texts[:_SHOWN])}{more},"
+            said += " each time by some ranks alone."
+        few = who if len(who) < len(without) or len(texts) > 1 else without
+        sides = [Side(sorted(who), f"new_group of {texts[0]}", where)]
+        sides += [Side(sorted(without), "does not call it")] * (len(texts) == 1)
+        cure = "call it on all ranks, in one order, or pass use_local_synchronization=True"
+        findings.append(_of_torch(said, sides, few, set(details) - few, cure))
+    return findings or _orders(details)
 
 
-def _orders(details: Mapping[int, Details]) -> list[InputRemark]:
-    """Returns a remark if ranks make the same calls of `new_group` in different orders."""
+def _orders(details: Mapping[int, Details]) -> list[Finding]:
+    """Returns a finding if ranks make the same calls of `new_group` in different orders."""
     orders: dict[tuple[str, ...], list[int]] = {}
     for rank, one in details.items():
         orders.setdefault(tuple(ranks for ranks, _ in one.new_groups), []).append(rank)
@@ -108,11 +113,29 @@ def _orders(details: Mapping[int, Details]) -> list[InputRemark]:
         return []
     (usual, most), (other, few), *_ = sorted(orders.items(), key=lambda item: (-len(item[1]), item[1]))
     at = next(at for at, (a, b) in enumerate(zip(usual, other, strict=True)) if a != b)
-    said = (
-        f"{ranks_text(few)} call{'s' * (len(few) == 1)} new_group in another order than {ranks_text(most)}. "
+    paths = [details[ranks[0]].new_groups[at][1] for ranks in (most, few)]
+    places = [path[0] if path else "" for path in paths]
+    said = f"{capital(ranks_text(few))} call{'s' * (len(few) == 1)} new_group in another order at {places[1]}"
+    said += f" than {ranks_text(most)} at {places[0]}."
+    sides = [
+        Side(ranks, f"new_group of {ranks_text(map(int, order[at].split(',')))}", where)
+        for ranks, order, where in zip((most, few), (usual, other), places, strict=True)
+    ]
+    return [_of_torch(said, sides, set(few), set(most), "make the groups in one order on all ranks")]
+
+
+def _of_torch(said: str, sides: list[Side], culprits: set[int], victims: set[int], cure: str) -> Finding:
+    said += " With torch's own Gloo and NCCL this or a later new_group hangs, or takes one group for another."
+    return Finding(
+        Verdict.MEMBERSHIP,
+        sorted(culprits),
+        sorted(victims),
+        confidence=0.8,
+        sentence=said,
+        evidence=["torch requires that all ranks call new_group, in one order; unicomm does not"],
+        sides=sides,
+        next_steps=[cure],
     )
-    required = "the same order on all ranks. Make the groups in one order"
-    return [InputRemark(details[few[0]].new_groups[at][1], said + _STOCK.format(required))]
 
 
 def _numbers(text: str) -> list[int]:

@@ -46,10 +46,10 @@ def judge(
     if not_compared:
         text = "parts of uneven exchanges come from received data and were not compared"
         report.remarks.append(InputRemark("", text))
-    if not any(finding.cause for finding in report.findings) and (found := never_made(recorded, details)):
-        report.findings = [*found, *(f for f in report.findings if f.verdict is not Verdict.GOOD)]
-    elif not any(finding.cause for finding in report.findings):
-        report.remarks = [*calls_of_some(details), *report.remarks]
+    if not any(finding.cause for finding in report.findings):
+        faults = [finding for finding in report.findings if finding.verdict is not Verdict.GOOD]
+        made = never_made(recorded, details)
+        report.findings = [*made, *faults, *([] if made else calls_of_some(details))] or report.findings
     report.remarks.append(InputRemark("", _proof(rules, search.plays, search.exhausted, report.good)))
     return report, table
 

@@ -1,8 +1,9 @@
-"""The line of the program that is running."""
+"""The lines of the program that are running."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ def is_users(file: str) -> bool:
 
 def user_place() -> str:
     """Returns the innermost line of the program, "file:line", "" if there is none."""
+    return next(_user_lines(), "")
+
+
+def user_path() -> tuple[str, ...]:
+    """Returns the lines of the program that are running, the innermost first."""
+    return tuple(_user_lines())
+
+
+def _user_lines() -> Iterator[str]:
     frame: Any = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -37,7 +37,7 @@ from unicomm.comms.errors import (
     MismatchError,
     PeerLostError,
 )
-from unicomm.comms.membership.rendezvous import Rendezvous, meet
+from unicomm.comms.membership.rendezvous import Rendezvous, await_cause, meet
 from unicomm.comms.membership.rendezvous_parts import error_of, read_failure
 
 
@@ -513,3 +513,16 @@ def test_a_member_with_the_outcome_needs_the_store_no_longer(monkeypatch):
     results = outcomes([partial(member.exchange, "a", b"x") for member in members])
     assert results == [[b"x", b"x"]] * 2
     assert all(member._failure is None for member in members)
+
+
+def test_a_loss_that_becomes_known_soon_is_waited_for():
+    """After a link was cut, the connections to a host end one after the other, the store's first."""
+    looks = iter([None] * 3)
+
+    def check_peers() -> None:
+        if next(looks, "lost") == "lost":
+            _lost_peer()
+
+    with pytest.raises(PeerLostError):
+        await_cause(check_peers, LONG)
+    await_cause(lambda: None, 0.0)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+import re
 import threading
 from pathlib import Path
 
@@ -440,14 +441,17 @@ def test_analyze_names_the_users_line_and_prints_paths_on_demand(folder, monkeyp
     monkeypatch.setenv("COLUMNS", "200")
     plain = output("trace", "analyze", folder)
     assert "/job/step1.py:2" in plain
-    assert "/job/train.py:2" not in plain
+    assert "rank 1  /job/train.py:2 in main\n" in re.sub(r" +\n", "\n", plain)
+    assert f"{TORCH}/nn" not in plain
     text = output("trace", "analyze", folder, "--verbose")
     assert "call path of rank 1" in text
     assert "/job/train.py:2" in text
     assert "DDP" in text
     marked = output("trace", "analyze", folder, "--verbose", "--markdown")
     assert f"1. `{TORCH}/nn/parallel/distributed.py:2` sync (DDP)" in marked
-    assert "Call path" not in output("trace", "analyze", folder, "--markdown")
+    brief = output("trace", "analyze", folder, "--markdown")
+    assert "- rank 1: `/job/train.py:2 in main`" in brief
+    assert "Call path" not in brief
     found = json.loads(output("trace", "analyze", folder, "--json"))
     by_rank = {tuple(p["ranks"]): p["path"] for p in found["call_paths"]}
     assert [(line["file"], line["library"]) for line in by_rank[(1,)]][1:] == [

@@ -19,6 +19,7 @@ from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.options import CommOptions, copy_hints, read_hints
 
 from .create import Created, Request, create
+from .rendezvous import await_cause
 from .store_users import using
 
 
@@ -70,8 +71,9 @@ class Split:
                 return create(asked)
             except (BackendError, CommTimeoutError) as error:
                 # If the cause is known, the parent tells only who has given up because of it.
-                if is_store_failure(error) and not error.absent:
-                    self._check_peers()  # a rank that is gone may be why, and then the error names it
+                if not error.absent and (is_store_failure(error) or not error.culprits):
+                    # A rank that is gone may be why, or its host, and then the error names it.
+                    await_cause(self._check_peers, limit)
                 raise
 
     def _check_peers(self) -> None:

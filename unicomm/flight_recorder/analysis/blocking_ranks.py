@@ -253,7 +253,7 @@ class BlockingRanks:
         """Returns the finding about dead or stopped ranks for which others wait in a message."""
         table = self.table
         nodes: list[WaitNode] = [(r,) for r in ranks]
-        waiting = [n[0] for node in nodes for n in self.waits.reverse.get(node, ()) if len(n) == 1]
+        waiting = sorted({n[0] for node in nodes for n in self.waits.reverse.get(node, ()) if len(n) == 1})
         rows = [
             row
             for r in waiting

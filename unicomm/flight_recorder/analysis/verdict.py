@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from unicomm.flight_recorder.ring.reader import InputRemark
 
+_MOST_CALLERS = 4  # lines in a text
+
 
 class Verdict(str, enum.Enum):
     """The closed list of verdicts. `--json` writes the values; they never change."""
@@ -106,6 +108,27 @@ class CalledFrom:
     def user(self) -> int:
         """The index of the user's own line: the innermost one of the user, else 0."""
         return next((i for i, line in enumerate(self.path) if not line.library), 0)
+
+    @property
+    def callers(self) -> list[PathLine]:
+        """The user's lines that led to the own line, out to the main program; the innermost first."""
+        out: list[PathLine] = []
+        for line in self.path[self.user :]:
+            if line.library:
+                continue
+            out.append(line)
+            if line.function == "<module>":
+                break
+        return out[1:]
+
+    @property
+    def callers_text(self) -> str:
+        """The innermost lines of `callers`: "train.py:45 in main, train.py:60", "" without any."""
+        lines = [
+            f"{line.file}:{line.line}" + f" in {line.function}" * (line.function != "<module>")
+            for line in self.callers
+        ]
+        return ", ".join([*lines[:_MOST_CALLERS], *["..."] * (len(lines) > _MOST_CALLERS)])
 
 
 @dataclass

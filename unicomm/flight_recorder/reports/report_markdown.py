@@ -43,6 +43,10 @@ def to_markdown(report: Report, verbose: bool = False) -> str:
                 what = _prose(f"{e.operation} #{e.seq_num} of '{e.group}'")
                 lines.append(f"- rank {e.rank} -> {ranks_text(e.waits_for)}: {what}{at}")
             lines.append("")
+        if called_from := [one for one in found.call_paths if one.callers]:
+            lines += ["Called from:", ""]
+            lines += [f"- {ranks_text(one.ranks)}: {_code(one.callers_text)}" for one in called_from]
+            lines.append("")
         for called in found.call_paths if verbose else ():
             lines += [f"Call path of {ranks_text(called.ranks)} to {_prose(called.operation)}:", ""]
             lines += [f"{n}. {_path_line(line)}" for n, line in enumerate(called.path, 1)]

@@ -13,6 +13,7 @@ from unicomm.flight_recorder.texts import ranks_text, span
 
 _MOST_SIDES = 5
 _MOST_OTHERS = 6
+_MOST_CALLERS = 2
 _COLOUR = {
     Verdict.GOOD: "green",
     Verdict.SLOW: "yellow",
@@ -62,6 +63,9 @@ def _details(found: Finding) -> list[RenderableType]:
         out.append(Padding(facts, (0, 0, 0, 2)))
     if found.sides:
         out += _sides(found)
+    if called := [one for one in found.call_paths if one.callers][:_MOST_CALLERS]:
+        out.append(Text("called from", "bold"))
+        out += [_callers(one) for one in called]
     if found.evidence:
         out.append(Text("why", "bold"))
         out += [Padding(Text(line, overflow="fold"), (0, 0, 0, 2)) for line in found.evidence]
@@ -83,6 +87,11 @@ def _sides(found: Finding) -> list[RenderableType]:
         style = "" if i == 0 else "red"
         grid.add_row(Text(ranks_text(side.ranks, 30), style), Text(side.what, style), Text(side.where, style))
     return [Padding(grid, (0, 0, 0, 2))]
+
+
+def _callers(called: CalledFrom) -> RenderableType:
+    text = Text(f"{ranks_text(called.ranks, 30)}  ")
+    return Padding(text.append(called.callers_text, "cyan"), (0, 0, 0, 2))
 
 
 def _edge(edge: Edge) -> RenderableType:

@@ -1,4 +1,4 @@
-"""Only the members make their group, which unicomm allows.
+"""Only the members make their group, and say so.
 
 kind: groups
 verdict: all-good
@@ -10,7 +10,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 if rank < 4:
-    first = dist.new_group([0, 1, 2, 3])
+    first = dist.new_group([0, 1, 2, 3], use_local_synchronization=True)
     dist.all_reduce(torch.ones(2), group=first)
 dist.barrier()
 dist.destroy_process_group()
