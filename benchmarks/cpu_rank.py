@@ -155,12 +155,15 @@ def contenders(group: str) -> tuple[int, int, dict[str, tuple[Maker, Empty]]]:
     comm = ours.get_comm()
     if group == "hosts":
         import unicomm
+        from unicomm.backends.ucx import library as ucx
 
-        flat = unicomm.new_comm(
-            "gloo", "cpu", name="flat", hints={"interface": os.environ["BENCH_INTERFACE"]}
-        )
-        table = {
-            "unicomm": (communicator(comm), torch.empty),
+        interface = {"interface": os.environ["BENCH_INTERFACE"]}
+        flat = unicomm.new_comm("gloo", "cpu", name="flat", hints=interface)
+        table = {"unicomm": (communicator(comm), torch.empty)}
+        if not ucx.why_not():
+            by_ucx = unicomm.new_comm("auto", "cpu", name="by ucx", hints=interface | {"between": "ucx"})
+            table["unicomm, ucx"] = (communicator(by_ucx), torch.empty)
+        table |= {
             "unicomm, flat": (communicator(flat), torch.empty),
             "Gloo": (process_group(dist.group.WORLD), torch.empty),
         }

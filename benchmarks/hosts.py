@@ -1,4 +1,4 @@
-"""Collectives of several hosts: unicomm's `auto` beside flat Gloo, ours and torch's.
+"""Collectives of several hosts: unicomm's `auto`, with Gloo and with UCX between them, beside Gloo and MPI.
 
     python -m benchmarks.hosts                       # 2 hosts of 2 ranks: two minutes
     python -m benchmarks.hosts --hosts 3 --ranks 2
@@ -22,10 +22,12 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchmarks import mpi_on_hosts
 from benchmarks.cpu_collectives import SIZES, Group, console, measure, row_of
+from tools.mpi_libraries import find
 from tools.namespaces import Namespaces, why_not
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "ping_pong", "barrier")
 PORT = 29500  # in a network of its own, so it is free
 
 
@@ -41,14 +43,31 @@ def command(hosts: Namespaces, count: int, ranks: int) -> list[str]:
     return ["sh", "-c", " ".join([*lines, "wait"]), "hosts"]
 
 
+def _mpi_groups(hosts: Namespaces, count: int, ranks: int, folder: str) -> list[Group]:
+    """The MPI libraries that are installed; those that do not start are named and left out."""
+    libraries, missing = find()
+    for line in missing:
+        console.print(f"without {line}", style="dim", highlight=False)
+    started = []
+    for library in libraries:
+        start = [*mpi_on_hosts.command(library, hosts, count, ranks, folder), sys.executable]
+        try:
+            environment = library.environment | mpi_on_hosts.ENVIRONMENT
+            started.append(Group(library.name, start, count * ranks, environment, folder))
+        except (OSError, ValueError) as error:
+            console.print(f"without {library.name}: it did not start ({error!r})", style="dim")
+    return started
+
+
 def show(rows: list[dict[str, Any]], title: str) -> None:
     names = list(rows[0]["seconds"])
     table = Table(title=title)
     table.add_column("operation")
-    for name in ["size", *names, "Gloo / unicomm"]:
+    for name in ["size", *names, "best peer / ours"]:
         table.add_column(name, justify="right")
     for row in rows:
-        cells = [f"{row['seconds'][name] * 1e6:,.0f}" for name in names]
+        seconds = row["seconds"]
+        cells = [f"{seconds[name] * 1e6:,.0f}" if name in seconds else "-" for name in names]
         what = row["operation"] + ("" if row["dtype"] == "float32" else f" {row['dtype']}")
         table.add_row(what, row["size"], *cells, f"{row['best_peer_over_unicomm']:.2f} x")
     console.print(table)
@@ -77,23 +96,29 @@ def main() -> None:
     world = options.hosts * options.ranks
     with Namespaces(options.hosts) as hosts, tempfile.TemporaryDirectory(prefix="unicomm-bench-") as folder:
         environment = {"GLOO_SOCKET_IFNAME": "eth0", "BENCH_INTERFACE": "eth0"}
+        groups: list[Group] = []
         try:
-            group = Group("hosts", command(hosts, options.hosts, options.ranks), world, environment, folder)
+            groups.append(
+                Group("hosts", command(hosts, options.hosts, options.ranks), world, environment, folder)
+            )
         except (OSError, ValueError) as error:
             raise SystemExit(f"the ranks did not start: {Path(folder, 'hosts.log').read_text()}") from error
         try:
+            groups += _mpi_groups(hosts, options.hosts, options.ranks, folder)
             columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
             with Progress(*columns, transient=True, console=console) as progress:
                 task = progress.add_task("", total=len(cases))
                 for case, label in cases:
                     progress.update(task, description=f"{case['operation']} {case['dtype']} {label}")
-                    rows.append(row_of(case, world, label, measure([group], case, options.repetitions)))
+                    rows.append(row_of(case, world, label, measure(groups, case, options.repetitions)))
                     progress.advance(task)
         except BaseException:
-            console.print(group.log(), highlight=False)
+            for group in groups:
+                console.print(group.log(), highlight=False)
             raise
         finally:
-            group.end()
+            for group in groups:
+                group.end()
     show(
         rows,
         f"{options.hosts} hosts of {options.ranks} ranks on {os.cpu_count()} cores, medians in microseconds",

@@ -21,6 +21,7 @@ constexpr int kRankAt = 40, kKindAt = 32;
 constexpr Tag kAnySender = (Tag{1} << kRankAt) - 1;
 constexpr int kSlice = 100;                  // milliseconds of sleep, after which signal handlers may run
 constexpr uint64_t kLeaves = 2'000'000'000;  // ns that the end of a worker may take
+constexpr uint64_t kCancels = 100'000'000;   // ns in which receives are cancelled that can be
 constexpr uint64_t kLinkUp = 3'000'000'000;  // ns in which a link that is down for a moment is up again
 constexpr unsigned kLinkLook = 50'000;       // microseconds between two looks at it
 
@@ -327,7 +328,7 @@ bool Worker::drop() {
     }
     if (context_ == nullptr) return true;
     if (worker_ != nullptr) {
-        const uint64_t end = now_ns() + kLeaves;
+        uint64_t end = now_ns() + kLeaves;
         // UCX tells each peer that a connection ends, and tries that for ever while a socket's buffer is
         // full, as that of a host that is gone.
         if (ready_ >= 0) end_full_sockets(ready_, broken_.empty() && !stopped() ? end : 0);
@@ -345,18 +346,28 @@ bool Worker::drop() {
             if (waits && !request.send) ucx_.ucp_request_cancel(worker_, request.native);
         }
         if (flush_ != nullptr) closing.push_back(std::exchange(flush_, nullptr));
-        auto over = [&] {
-            return std::all_of(requests_.begin(), requests_.end(),
-                               [](const Request& r) { return r.native == nullptr || r.done; }) &&
+        auto sent_and_closed = [&] {
+            return std::none_of(requests_.begin(), requests_.end(),
+                                [](const Request& r) { return r.send && r.native != nullptr && !r.done; }) &&
                    std::all_of(closing.begin(), closing.end(), [&](StatusPointer got) {
                        return ucx_.ucp_request_check_status(got) != kInProgress;
                    });
         };
-        while (!over()) {
+        auto received = [&] {
+            return std::none_of(requests_.begin(), requests_.end(),
+                                [](const Request& r) { return !r.send && r.native != nullptr && !r.done; });
+        };
+        while (!sent_and_closed()) {
             if (now_ns() > end) {
                 keep_for_ever();
                 return false;
             }
+            if (ucx_.ucp_worker_progress(worker_) == 0) sched_yield();
+        }
+        // A receive that has got the first part of its message cannot be cancelled, and does not end when its
+        // sender is gone. Without connections and without a worker nothing writes to its memory any more.
+        end = std::min(end, now_ns() + kCancels);
+        while (!received() && now_ns() < end) {
             if (ucx_.ucp_worker_progress(worker_) == 0) sched_yield();
         }
         over_.clear();

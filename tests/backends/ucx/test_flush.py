@@ -60,3 +60,20 @@ def test_a_send_that_is_told_has_left(workers):
     rest.start()
     assert _receives(receiver, told)
     rest.join()
+
+
+def test_a_message_that_was_received_in_part_does_not_keep_the_worker(workers):
+    """Its sender is gone in the middle; UCX neither ends nor cancels such a receive."""
+    sender, receiver = workers
+    data, out = torch.ones(1 << 20, dtype=torch.uint8), torch.zeros(1 << 20, dtype=torch.uint8)
+    sending, receiving = _core.UcxMessages(sender), _core.UcxMessages(receiver)
+    receiving.add(0, False, 0, out.data_ptr(), out.nbytes, 0)
+    sending.add(0, True, 1, data.data_ptr(), data.nbytes, 0)
+    while not out.any():
+        assert not sending.wait(0.01, False)
+        receiving.wait(0.01, False)
+    assert not out.all()
+    receiver.stop()
+    assert receiver.drop()
+    sender.stop()
+    sender.drop()

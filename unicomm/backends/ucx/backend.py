@@ -22,6 +22,7 @@ from .operations import Operations
 
 _log = logging.getLogger("unicomm")
 _HINT = "choose UCX's networks by the hints 'tls' and 'devices'; log_level=info shows what UCX does"
+_SILENT = "a rank's first message did not come"
 # Seconds that a wait polls before it sleeps: if each rank of the host has a core, and if not.
 _HOT, _CROWDED = 0.0001, 0.00001
 # UCX's 8 KiB a call of the kernel take up to 1.6 times as long for large data.
@@ -113,13 +114,15 @@ class UcxBackend(Operations, Reconfigures):
             self.worker.connect(theirs)
             least, for_each = _AT_MOST
             if not self.worker.greet(min(patience(rendezvous), least + for_each * setup.size)):
-                trouble = "a rank's first message did not come"
+                trouble = _SILENT
         except RuntimeError as error:
             trouble = first_line(error)
         if trouble:
             self.check_fault()  # which may be the reason
-        troubles = rendezvous.exchange("ucx connected", trouble.encode())
-        refuse([text.decode() for text in troubles], rendezvous, setup.name, self.library)
+        troubles = [text.decode() for text in rendezvous.exchange("ucx connected", trouble.encode())]
+        if any(text not in ("", _SILENT) for text in troubles):
+            troubles = [text if text != _SILENT else "" for text in troubles]  # these waited for the others
+        refuse(troubles, rendezvous, setup.name, self.library)
         if _log.isEnabledFor(logging.INFO) and setup.rank == 0:
             ways = self.worker.transports(setup.size - 1)
             _log.info("communicator '%s': UCX %s by %s", setup.name, self.version(), ", ".join(ways))
