@@ -48,7 +48,7 @@ def _remote_shell(hosts: Namespaces, count: int) -> str:
     """
     cases = [
         f"{hosts.address(host)}) set -- {shlex.join([*hosts.enter(host), 'unshare', '--uts', '--'])}"
-        f" sh -c 'hostname host{host}; exec sh -c \"$0\"' \"$line\";;"
+        f' sh -c \'hostname host{host}; exec sh -c "$0"\' "$line";;'
         for host in range(count)
     ]
     return "\n".join(
