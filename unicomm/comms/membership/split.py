@@ -71,7 +71,7 @@ class Split:
                 return create(asked)
             except (BackendError, CommTimeoutError) as error:
                 # If the cause is known, the parent tells only who has given up because of it.
-                if not error.absent and (is_store_failure(error) or not error.culprits):
+                if is_store_failure(error) and not error.absent:
                     # A rank that is gone may be why, or its host, and then the error names it.
                     await_cause(self._check_peers, limit)
                 raise
