@@ -28,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks import floors
-from tools.mpi_libraries import find
+from tools.mpi_libraries import Library, find
 
 HERE = Path(__file__).parent
 OPERATIONS = (
@@ -112,24 +112,39 @@ class Group:
         self._output.close()
 
 
+def mpi_groups(
+    command_of: Callable[[Library], list[str]],
+    ranks: int,
+    env: dict[str, str],
+    folder: str,
+    program: str = "cpu_rank.py",
+) -> Iterator[Group]:
+    """Starts the MPI libraries that are installed, one after the other; names those that are left out.
+
+    `command_of`: the command that starts the ranks of a library, before Python and the program.
+    """
+    libraries, missing = find()
+    for line in missing:
+        console.print(f"without {line}", style="dim", highlight=False)
+    for library in libraries:
+        command = [*command_of(library), sys.executable]
+        try:
+            yield Group(library.name, command, ranks, library.environment | env, folder, program)
+        except (OSError, ValueError) as error:
+            console.print(f"without {library.name}: it did not start ({error!r})", style="dim")
+
+
 @contextlib.contextmanager
 def groups(ranks: int, program: str = "cpu_rank.py") -> Iterator[list[Group]]:
     """All contenders, started; those that do not start are named and left out."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    libraries, missing = find()
-    for line in missing:
-        console.print(f"without {line}", style="dim", highlight=False)
     started: list[Group] = []
     with tempfile.TemporaryDirectory(prefix="unicomm-bench-") as folder:
         try:
             started.append(Group("torch", torchrun, ranks, {}, folder, program))
-            for library in libraries:
-                command = [*library.command, "-n", str(ranks), sys.executable]
-                try:
-                    env = library.environment
-                    started.append(Group(library.name, command, ranks, env, folder, program))
-                except (OSError, ValueError) as error:
-                    console.print(f"without {library.name}: it did not start ({error!r})", style="dim")
+            started.extend(
+                mpi_groups(lambda library: [*library.command, "-n", str(ranks)], ranks, {}, folder, program)
+            )
             yield started
         finally:
             for group in started:

@@ -23,8 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks import mpi_on_hosts
-from benchmarks.cpu_collectives import SIZES, Group, console, measure, row_of
-from tools.mpi_libraries import find
+from benchmarks.cpu_collectives import SIZES, Group, console, measure, mpi_groups, row_of
 from tools.namespaces import Namespaces, why_not
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "ping_pong", "barrier")
@@ -41,22 +40,6 @@ def command(hosts: Namespaces, count: int, ranks: int) -> list[str]:
         ]
         lines.append(f'{shlex.join([*hosts.enter(host), *torchrun])} "$@" &')
     return ["sh", "-c", " ".join([*lines, "wait"]), "hosts"]
-
-
-def _mpi_groups(hosts: Namespaces, count: int, ranks: int, folder: str) -> list[Group]:
-    """The MPI libraries that are installed; those that do not start are named and left out."""
-    libraries, missing = find()
-    for line in missing:
-        console.print(f"without {line}", style="dim", highlight=False)
-    started = []
-    for library in libraries:
-        start = [*mpi_on_hosts.command(library, hosts, count, ranks, folder), sys.executable]
-        try:
-            environment = library.environment | mpi_on_hosts.ENVIRONMENT
-            started.append(Group(library.name, start, count * ranks, environment, folder))
-        except (OSError, ValueError) as error:
-            console.print(f"without {library.name}: it did not start ({error!r})", style="dim")
-    return started
 
 
 def show(rows: list[dict[str, Any]], title: str) -> None:
@@ -104,7 +87,16 @@ def main() -> None:
         except (OSError, ValueError) as error:
             raise SystemExit(f"the ranks did not start: {Path(folder, 'hosts.log').read_text()}") from error
         try:
-            groups += _mpi_groups(hosts, options.hosts, options.ranks, folder)
+            groups.extend(
+                mpi_groups(
+                    lambda library: mpi_on_hosts.command(
+                        library, hosts, options.hosts, options.ranks, folder
+                    ),
+                    world,
+                    mpi_on_hosts.ENVIRONMENT,
+                    folder,
+                )
+            )
             columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
             with Progress(*columns, transient=True, console=console) as progress:
                 task = progress.add_task("", total=len(cases))

@@ -8,14 +8,15 @@ from pathlib import Path
 from tools.mpi_libraries import Library
 from tools.namespaces import Namespaces
 
-# What each launcher is told: its remote shell, the hosts, the processes a host, and TCP between them by eth0.
+# Options of each launcher: the remote shell, the hosts, the processes on each host, and TCP over eth0.
+_HYDRA = "-launcher ssh -launcher-exec {shell} -hosts {hosts} -ppn {ranks} -iface eth0"
 _OPTIONS = {
     "Open MPI": (
         "--mca plm_rsh_agent {shell} --host {slots} --map-by slot --mca btl tcp,self,vader --mca pml ob1"
         " --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca hwloc_base_binding_policy none"
     ),
-    "MPICH": "-launcher ssh -launcher-exec {shell} -hosts {hosts} -ppn {ranks} -iface eth0",
-    "Intel MPI": "-launcher ssh -launcher-exec {shell} -hosts {hosts} -ppn {ranks} -iface eth0",
+    "MPICH": _HYDRA,
+    "Intel MPI": _HYDRA,
 }
 
 #: UCX in MPICH would take a network namespace on the same machine for the same host.
@@ -42,9 +43,9 @@ def command(library: Library, hosts: Namespaces, count: int, ranks: int, folder:
 
 
 def _remote_shell(hosts: Namespaces, count: int) -> str:
-    """Returns a script that is called as ssh is: options, the host, and the words of a command line.
+    """Returns a shell script with the arguments of ssh: options, the host, and the words of a command line.
 
-    Hosts get names of their own, by which MPI libraries tell who shares memory.
+    Each host gets a host name of its own, because MPI libraries let ranks with one host name share memory.
     """
     cases = [
         f"{hosts.address(host)}) set -- {shlex.join([*hosts.enter(host), 'unshare', '--uts', '--'])}"

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -13,6 +14,8 @@
 
 namespace unicomm::ucx {
 namespace {
+
+constexpr uint64_t kPause = 1000;  // milliseconds of one poll
 
 bool is_tcp(int file) {
     int type = 0, domain = 0;
@@ -46,12 +49,12 @@ int end_full_sockets(int epoll, uint64_t end) {
     for (int file : watched) {
         if (is_tcp(file)) full.push_back({file, POLLOUT, 0});
     }
-    for (;;) {
-        if (!full.empty() && poll(full.data(), full.size(), 0) < 0) return 0;
-        std::erase_if(full, [](const pollfd& one) { return one.revents != 0; });
+    while (!full.empty()) {
         const uint64_t now = now_ns();
-        if (full.empty() || now >= end) break;
-        poll(full.data(), full.size(), int(std::min<uint64_t>((end - now) / 1'000'000 + 1, 100)));
+        const int pause = now < end ? int(std::min<uint64_t>((end - now) / 1'000'000 + 1, kPause)) : 0;
+        if (poll(full.data(), full.size(), pause) < 0 && errno != EINTR) return 0;
+        std::erase_if(full, [](const pollfd& one) { return one.revents != 0; });
+        if (now >= end) break;
     }
     for (const pollfd& one : full) ::shutdown(one.fd, SHUT_WR);
     return int(full.size());

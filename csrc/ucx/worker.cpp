@@ -234,8 +234,7 @@ void Worker::broke(void* argument, Endpoint endpoint, Status status) {
 // is no failure for those who wait for others.
 void Worker::check_broken() const {
     for (const Request& request : requests_) {
-        const bool waits = request.native != nullptr && !request.done;
-        if (waits && request.peer >= 0 && broken_[size_t(request.peer)]) throw Failure(trouble_);
+        if (request.waits() && request.peer >= 0 && broken_[size_t(request.peer)]) throw Failure(trouble_);
     }
 }
 
@@ -328,7 +327,7 @@ bool Worker::drop() {
     }
     if (context_ == nullptr) return true;
     if (worker_ != nullptr) {
-        uint64_t end = now_ns() + kLeaves;
+        const uint64_t end = now_ns() + kLeaves;
         // UCX tells each peer that a connection ends, and tries that for ever while a socket's buffer is
         // full, as that of a host that is gone.
         if (ready_ >= 0) end_full_sockets(ready_, broken_.empty() && !stopped() ? end : 0);
@@ -342,34 +341,34 @@ bool Worker::drop() {
             if (is_request(got)) closing.push_back(got);
         }
         for (Request& request : requests_) {
-            const bool waits = request.native != nullptr && !request.done;
-            if (waits && !request.send) ucx_.ucp_request_cancel(worker_, request.native);
+            if (request.waits() && !request.send) ucx_.ucp_request_cancel(worker_, request.native);
         }
         if (flush_ != nullptr) closing.push_back(std::exchange(flush_, nullptr));
         auto sent_and_closed = [&] {
             return std::none_of(requests_.begin(), requests_.end(),
-                                [](const Request& r) { return r.send && r.native != nullptr && !r.done; }) &&
+                                [](const Request& r) { return r.send && r.waits(); }) &&
                    std::all_of(closing.begin(), closing.end(), [&](StatusPointer got) {
                        return ucx_.ucp_request_check_status(got) != kInProgress;
                    });
         };
         auto received = [&] {
             return std::none_of(requests_.begin(), requests_.end(),
-                                [](const Request& r) { return !r.send && r.native != nullptr && !r.done; });
+                                [](const Request& r) { return !r.send && r.waits(); });
         };
-        while (!sent_and_closed()) {
-            if (now_ns() > end) {
-                keep_for_ever();
-                return false;
+        auto run_until = [&](const auto& over, uint64_t limit) {
+            while (!over()) {
+                if (now_ns() > limit) return false;
+                if (ucx_.ucp_worker_progress(worker_) == 0) sched_yield();
             }
-            if (ucx_.ucp_worker_progress(worker_) == 0) sched_yield();
+            return true;
+        };
+        if (!run_until(sent_and_closed, end)) {
+            keep_for_ever();
+            return false;
         }
         // A receive that has got the first part of its message cannot be cancelled, and does not end when its
         // sender is gone. Without connections and without a worker nothing writes to its memory any more.
-        end = std::min(end, now_ns() + kCancels);
-        while (!received() && now_ns() < end) {
-            if (ucx_.ucp_worker_progress(worker_) == 0) sched_yield();
-        }
+        run_until(received, std::min(end, now_ns() + kCancels));
         over_.clear();
         for (Request& request : requests_) {
             if (request.native != nullptr) ucx_.ucp_request_free(std::exchange(request.native, nullptr));

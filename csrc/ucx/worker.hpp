@@ -37,6 +37,8 @@ struct Request {
     bool done = false;
     Status status = kOk;
     size_t length = 0;  // of the message that a receive got, which may be longer than its memory
+
+    bool waits() const { return native != nullptr && !done; }
 };
 
 // Why a wait ended.

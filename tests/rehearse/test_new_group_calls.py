@@ -27,7 +27,7 @@ def test_calls_of_all_ranks_in_one_order_are_no_finding():
 
 
 def test_ranks_that_do_not_call_are_named_with_the_line_and_the_cure():
-    """The line is that of the call that they do not make, not that of the function that makes all groups."""
+    """The finding names the line of the missing call, not the line in the helper that creates every group."""
     details = {rank: called([0, 1], [0]) if rank < 2 else called([0, 1]) for rank in range(5)}
     (found,) = calls_of_some(details)
     assert found.verdict is Verdict.MEMBERSHIP

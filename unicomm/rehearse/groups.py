@@ -67,8 +67,10 @@ _SHOWN = 4  # lists of ranks
 def calls_of_some(details: Mapping[int, Details]) -> list[Finding]:
     """Returns a finding for each line whose calls of `new_group` not all ranks make, or not in one order.
 
-    That is the innermost line that ranks without the call do not pass to any call of `new_group`.
+    The line is the innermost one of the call path that the ranks without the call never pass on their way to
+    `new_group`.
     """
+    lines = {r: {line for _, path in one.new_groups for line in path} for r, one in details.items()}
     calls: dict[tuple[str, int], dict[int, tuple[str, ...]]] = {}  # by the members, and which call with them
     for rank, one in details.items():
         count: Counter[str] = Counter()
@@ -78,7 +80,7 @@ def calls_of_some(details: Mapping[int, Details]) -> list[Finding]:
     missed: dict[str, tuple[set[str], set[int], set[int]]] = {}  # by line: lists, who calls, who does not
     for (ranks, _), paths in calls.items():
         if absent := set(details) - set(paths):
-            passed = {line for rank in absent for _, path in details[rank].new_groups for line in path}
+            passed = set[str]().union(*(lines[rank] for rank in absent))
             path = paths[min(paths)]
             line = next((line for line in path if line not in passed), path[0] if path else "")
             lists, who, without = missed.setdefault(line, (set(), set(), set()))

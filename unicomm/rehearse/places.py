@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from unicomm.flight_recorder.ring.call_path import Whose, whose_of
 _OURS = str(Path(__file__).parent.parent) + "/"
 
 
+@functools.cache
 def is_users(file: str) -> bool:
     """Returns whether a file is the program's: not torch's, not Python's, not ours."""
     return not file.startswith(_OURS) and whose_of(file) is Whose.USER

@@ -1,4 +1,4 @@
-"""Connections whose sockets take no more data, as to a host that is gone, end nevertheless."""
+"""A connection ends although its socket takes no more data, as one to a host that is gone."""
 
 import select
 import socket

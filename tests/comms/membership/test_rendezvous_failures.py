@@ -37,7 +37,8 @@ from unicomm.comms.errors import (
     MismatchError,
     PeerLostError,
 )
-from unicomm.comms.membership.rendezvous import Rendezvous, await_cause, meet
+from unicomm.comms.failures.first_cause import await_cause
+from unicomm.comms.membership.rendezvous import Rendezvous, meet
 from unicomm.comms.membership.rendezvous_parts import error_of, read_failure
 
 

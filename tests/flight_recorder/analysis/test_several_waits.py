@@ -1,4 +1,4 @@
-"""A rank that waits in several messages for one process is one victim."""
+"""A rank that waits for one process in several messages counts as one victim."""
 
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Verdict

@@ -1,4 +1,4 @@
-"""Only the members make their group, and say so.
+"""Only the members of a group call new_group, and pass use_local_synchronization.
 
 kind: groups
 verdict: all-good

@@ -1,4 +1,4 @@
-"""Only the members make their group, which torch does not allow.
+"""Only the members of a group call new_group, which torch does not allow.
 
 kind: groups
 verdict: membership-disagreement

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from unicomm.comms.backend import Setup, SetupRendezvous
 from unicomm.comms.errors import BackendError
+from unicomm.comms.failures.first_cause import await_cause
 from unicomm.comms.membership.handles import HOST_SILENCE, listen, notice_silence
 from unicomm.comms.options import Hint
 
@@ -79,7 +80,8 @@ def connect_all(setup: Setup, host: str, each: int, library: str, trouble: str =
                         )
                         s.sendall(_HELLO.pack(key, rank, number))
                     except OSError as error:
-                        _await_cause(rendezvous)
+                        # What another rank reports, if it has given up: nobody listens there then.
+                        await_cause(rendezvous.check, min(_PATIENCE, patience(rendezvous)))
                         who = rendezvous.labels[peer]
                         raise _unreachable(
                             f"cannot reach rank {who} at {address[0]}", error, comm, library, [who]
@@ -103,14 +105,6 @@ def refuse(troubles: Sequence[str], rendezvous: SetupRendezvous, comm: str, libr
             culprits=[rendezvous.labels[r] for r in bad],
             hint="check that the ranks reach each other; choose the address by the hint 'hostname'",
         )
-
-
-def _await_cause(rendezvous: SetupRendezvous) -> None:
-    """Raises what another rank reports, if it has given up: nobody listens there then."""
-    end = time.monotonic() + min(_PATIENCE, patience(rendezvous))
-    while time.monotonic() < end:
-        rendezvous.check()
-        time.sleep(_LOOK / 10)
 
 
 def patience(rendezvous: SetupRendezvous) -> float:

@@ -55,6 +55,7 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     NotReadyError,
 )
+from unicomm.comms.failures.first_cause import await_cause
 from unicomm.comms.failures.store_client import CHUNK, StoreClient, is_store_failure
 from unicomm.comms.failures.store_requests import serves
 
@@ -79,9 +80,6 @@ from .rendezvous_parts import (
 
 MAX_VALUE = 1 << 20  # bytes that one member may contribute to a step: these are addresses, not tensors
 _LOOK = 0.2  # seconds between two looks at the peers
-#: Seconds in which a member hears on its own connections why another one has left, or why the store failed.
-#: After a link was cut, these ended 0.5 to 1.1 s after the store's.
-_CAUSE = 3.0
 _PART = 4 << 20  # TCPStore takes values of up to 8 MiB; longer outcomes go in parts
 _UID = 16  # characters
 _NONCE = 16  # characters before a post's header, which make each post unique
@@ -140,16 +138,6 @@ def meet(
         rendezvous.close()
         raise
     return rendezvous
-
-
-def await_cause(check_peers: Callable[[], None], seconds: float) -> None:
-    """Raises what `check_peers` finds soon, at most within `seconds`."""
-    end = time.monotonic() + min(seconds, _CAUSE)
-    while True:
-        check_peers()
-        if time.monotonic() >= end:
-            return
-        time.sleep(0.02)
 
 
 class Rendezvous:

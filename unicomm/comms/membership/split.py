@@ -14,12 +14,12 @@ from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.execution.member import Member
 from unicomm.comms.failures.faults import rank_list
+from unicomm.comms.failures.first_cause import await_cause
 from unicomm.comms.failures.store_client import is_store_failure
 from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.options import CommOptions, copy_hints, read_hints
 
 from .create import Created, Request, create
-from .rendezvous import await_cause
 from .store_users import using
 
 

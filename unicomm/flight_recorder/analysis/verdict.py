@@ -111,7 +111,7 @@ class CalledFrom:
 
     @property
     def callers(self) -> list[PathLine]:
-        """The user's lines that led to the own line, out to the main program; the innermost first."""
+        """The user's lines that called the own line, up to the main program; the innermost first."""
         out: list[PathLine] = []
         for line in self.path[self.user :]:
             if line.library:
@@ -123,7 +123,7 @@ class CalledFrom:
 
     @property
     def callers_text(self) -> str:
-        """The innermost lines of `callers`: "train.py:45 in main, train.py:60", "" without any."""
+        """The innermost callers as text: "train.py:45 in main, train.py:60"; "" if there are none."""
         lines = [
             f"{line.file}:{line.line}" + f" in {line.function}" * (line.function != "<module>")
             for line in self.callers

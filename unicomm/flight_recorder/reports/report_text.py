@@ -13,7 +13,7 @@ from unicomm.flight_recorder.texts import ranks_text, span
 
 _MOST_SIDES = 5
 _MOST_OTHERS = 6
-_MOST_CALLERS = 2
+_MOST_PATHS = 2
 _COLOUR = {
     Verdict.GOOD: "green",
     Verdict.SLOW: "yellow",
@@ -63,7 +63,7 @@ def _details(found: Finding) -> list[RenderableType]:
         out.append(Padding(facts, (0, 0, 0, 2)))
     if found.sides:
         out += _sides(found)
-    if called := [one for one in found.call_paths if one.callers][:_MOST_CALLERS]:
+    if called := [one for one in found.call_paths if one.callers][:_MOST_PATHS]:
         out.append(Text("called from", "bold"))
         out += [_callers(one) for one in called]
     if found.evidence:
