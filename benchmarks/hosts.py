@@ -1,6 +1,6 @@
 """Collectives of several hosts: unicomm's `auto`, with Gloo and with UCX between them, beside Gloo and MPI.
 
-    python -m benchmarks.hosts                       # 2 hosts of 2 ranks: two minutes
+    python -m benchmarks.hosts                       # 2 hosts of 2 ranks: some minutes
     python -m benchmarks.hosts --hosts 3 --ranks 2
 
 Hosts are network namespaces of this machine (tools/namespaces.py). They share its cores, and the link
