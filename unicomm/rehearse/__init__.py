@@ -8,7 +8,9 @@ groups.py           groups that some member never makes, calls of new_group that
 forecast/           bytes, time and memory of the communication, for a topology
 play.py             the blocking rules, and the search for a schedule that hangs
 recorded_table.py   the ranks' rings and details as one table
-ranks.py            the parent: imports once, forks each rank
+ranks.py            the parent: forks each rank
+hash_seeds.py       ranks in interpreters of their own, whose sets have another order
+imports.py          what is imported once, before ranks are forked
 rank.py             one rank: its environment, its program, its end
 backend.py          the backend that stands for all others; records where the program waits
 meeting.py          stores and collectives of objects without other ranks

@@ -1,23 +1,18 @@
-"""The parent of a rehearsal's ranks: imports once what the program imports, and forks each rank."""
+"""The parent of a rehearsal's ranks: forks each rank, and hears how it ends."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import gc
-import importlib
-import importlib.util
 import os
 import select
 import signal
-import sysconfig
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
+from .hash_seeds import Waiting, spawn
 from .rank import Job, run_rank
 from .values.notes import GO_ON, ended, given_up
 from .values.turns import run_in_turns
@@ -26,59 +21,18 @@ _LOOK = 0.2  # seconds between two looks at the deadlines of ranks
 _STILL = 1.0  # seconds in which ranks that all wait may still find what they wait for
 _MOST_WAITING = 64  # ranks that wait for objects of ranks that have not been started
 
-#: Modules that almost every rank imports while it runs, often at its first use of an optimizer.
-_SHARED = (
-    *("torch.optim", "torch._dynamo", "torch.nn.parallel", "torch.distributed.device_mesh"),
-    *("unicomm.c10d.process_group", "unicomm.c10d.torchcomms_import", "unicomm.c10d.store_deadline"),
-    *("unicomm.c10d.subgroups", "unicomm.c10d.env_rendezvous", "unicomm.flight_recorder.recording.hook"),
-)
-
 #: Called with the number of ranks that are over.
 Progress = Callable[[int], None]
 
 
-def import_shared() -> None:
-    """Imports what the ranks of every program need."""
-    for name in _SHARED:
-        importlib.import_module(name)
-
-
-def import_for(program: Path) -> None:
-    """Imports the installed modules that a program imports at its top, so that its ranks share them.
-
-    Modules of the program itself are left to the ranks: they may ask for their rank when they are imported.
-    A module that cannot be imported is left to the ranks, too, which then say why.
-    """
-    try:
-        tree = ast.parse(program.read_text())
-    except (SyntaxError, ValueError):  # the ranks say so
-        return
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        for name in filter(_is_installed, names):
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-
-
-def _is_installed(name: str) -> bool:
-    places = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    try:
-        spec = importlib.util.find_spec(name.partition(".")[0])
-    except (ImportError, ValueError):
-        return False
-    origin = "" if spec is None else spec.origin or ""
-    return origin in ("built-in", "frozen") or any(origin.startswith(place + os.sep) for place in places)
-
-
 def run_ranks(
-    job: Job, ranks: Sequence[int], jobs: int, progress: Progress = lambda _: None
+    job: Job,
+    ranks: Sequence[int],
+    jobs: int,
+    progress: Progress = lambda _: None,
+    other_seeds: Sequence[int] = (),
 ) -> dict[int, str]:
-    """Runs the program as each of `ranks`, `jobs` at a time.
+    """Runs the program as each of `ranks`, `jobs` at a time. `other_seeds`: those with another hash seed.
 
     Returns why ranks ended that did not end by themselves.
 
@@ -86,22 +40,25 @@ def run_ranks(
     """
     for folder in (job.rings, job.notes, job.folder / "output"):
         folder.mkdir(mode=0o700, exist_ok=True)
+    spawned = spawn(job, other_seeds)
     gc.collect()
     gc.freeze()  # pages that the collector does not touch stay shared
-    if job.real:
-        try:
-            return run_in_turns(ranks, partial(_fork_with_turn, job), job.patience, jobs, progress)
-        finally:
-            gc.unfreeze()
-    pool = _Pool(job, ranks)
+    pool = _Pool(job, ranks, spawned)
     over = 0
     try:
+        if job.real:
+            fork = partial(_fork_with_turn, job, spawned)
+            return run_in_turns(ranks, fork, job.patience, jobs, progress)
         while pool.waiting or pool.running:
             pool.start(jobs if over else 1)
             over += pool.look()
             progress(over)
     finally:
         pool.kill()
+        for one in spawned.values():
+            os.kill(one.pid, signal.SIGKILL)
+            os.waitpid(one.pid, 0)
+            one.close()
         gc.unfreeze()
     return pool.ends
 
@@ -119,8 +76,8 @@ class _Running:
 class _Pool:
     """The ranks that run, by the pipe that each holds open."""
 
-    def __init__(self, job: Job, ranks: Sequence[int]) -> None:
-        self._job = job
+    def __init__(self, job: Job, ranks: Sequence[int], spawned: dict[int, Waiting]) -> None:
+        self._job, self._spawned = job, spawned
         self.waiting = dict.fromkeys(ranks)
         self.running: dict[int, _Running] = {}
         self.ends: dict[int, str] = {}
@@ -138,7 +95,8 @@ class _Pool:
                 return
             rank = wanted[-1] if wanted else next(iter(self.waiting))
             del self.waiting[rank]
-            descriptor, pid = _fork(self._job, rank)
+            ready = self._spawned.pop(rank, None)
+            descriptor, pid = _fork(self._job, rank) if ready is None else ready.go()
             self.running[descriptor] = _Running(pid, rank, time.monotonic() + self._job.patience)
         if self.running and all(one.wants != GO_ON for one in self.running.values()):
             self._still = self._still or time.monotonic()
@@ -188,8 +146,10 @@ class _Pool:
         self.running.clear()
 
 
-def _fork_with_turn(job: Job, rank: int) -> tuple[int, int, int]:
+def _fork_with_turn(job: Job, spawned: dict[int, Waiting], rank: int) -> tuple[int, int, int]:
     """Returns a pipe from the process that ends with it, a pipe to it, and the process."""
+    if (ready := spawned.pop(rank, None)) is not None:
+        return ready.out, ready.into, ready.pid
     theirs, ours = os.pipe()
     out, pid = _fork(job, rank, theirs, ours)
     os.close(theirs)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.call_path import CallPath
 from unicomm.flight_recorder.ring.endings import ENDING
 from unicomm.flight_recorder.ring.folder import SUFFIX
 from unicomm.flight_recorder.ring.reader import InputRemark, Ring, RingError
@@ -124,7 +125,15 @@ def read_table(job: Job) -> Table:
         builder.add_ring(ring, process=UNKNOWN)
     for path in job.rings.glob(f"*{ENDING}"):
         builder.endings.add(str(path), path.read_bytes())
-    return builder.finish()
+    table = builder.finish()
+    table.stacks = [_from_program(path, job.program) for path in table.stacks]
+    return table
+
+
+def _from_program(path: CallPath, program: object) -> CallPath:
+    """Returns a call path without what has started the program, which differs between ranks."""
+    inside = [at for at, frame in enumerate(path) if frame.file == program]
+    return path[: inside[-1] + 1] if inside else path
 
 
 def read_remarks(job: Job, ranks: Iterable[int]) -> list[InputRemark]:

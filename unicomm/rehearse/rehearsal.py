@@ -20,13 +20,15 @@ from unicomm.flight_recorder.table.table import Table
 
 from .forecast.forecast import Forecast, forecast
 from .forecast.topology import Topology
+from .hash_seeds import explain, with_other_seeds
 from .hollow.install import warm_up
 from .hollow.memory import LEAST
 from .hollow.rules import NotKnownError
+from .imports import import_for, import_shared
 from .judge import judge
 from .play import Rules
 from .rank import Job
-from .ranks import import_for, import_shared, run_ranks
+from .ranks import run_ranks
 from .recorded_table import end_remarks, read_details, read_remarks, read_table
 from .values.recorded import read as recording_of
 from .values.recorded import write as save_recording
@@ -159,7 +161,8 @@ def rehearse(
         if sample:
             job = replace(job, runs=_chosen(job))
         chosen, jobs = job.runs, jobs or (1 if real_values else len(os.sched_getaffinity(0)))
-        ends = run_ranks(job, chosen, jobs, lambda done: progress(done, len(chosen)))
+        other_seeds = with_other_seeds(job.program, chosen)
+        ends = run_ranks(job, chosen, jobs, lambda done: progress(done, len(chosen)), other_seeds)
         table = read_table(job)
         table.remarks += read_remarks(job, chosen)
         table.remarks += end_remarks(ends, {rank: job.output(rank) for rank in ends})
@@ -174,6 +177,7 @@ def rehearse(
             save_recording(Path(save_values), [job.values(rank) for rank in chosen], ranks)
         details = read_details(job, chosen)
         report, played = judge(table, rules or Rules(), details)
+        explain(report, other_seeds)
         figures = topology and forecast(table, details, topology, job.nproc_per_node)
         output = job.output(0).read_text(errors="replace")
         return Rehearsal(report, played, chosen, output, _unusable(report, played, ends), figures or None)

@@ -3,7 +3,9 @@
 import json
 import shutil
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 import unicomm
 from tests import ROOT
 from tests.commands import run
+from unicomm.backends.ucx import backend
+from unicomm.backends.ucx.backend import _worker
 from unicomm.backends.ucx.library import UCX, open_library, why_not
 from unicomm.backends.vendor.library_search import in_packages
 from unicomm.testing import run_ranks
@@ -103,6 +107,45 @@ def test_many_messages_are_under_way_without_a_thread_each():
         return [float(x[-1]) for x in tensors]
 
     assert run_ranks(program, 2, backend="ucx") == [[float(i) for i in range(300)]] * 2
+
+
+def test_a_device_that_comes_late(monkeypatch):
+    """A link that is down for a moment hides its device from the UCX that is made then."""
+    made = []
+
+    def worker(setup, library, spin):
+        alone = {"tls": "self"} if setup.rank == 1 and not made else {}
+        made.append(setup.rank)
+        return _worker(replace(setup, hints=setup.hints | alone), library, spin)
+
+    monkeypatch.setattr(backend, "_worker", worker)
+    monkeypatch.setattr(backend, "_PAUSE", 0.0)
+
+    def program(comm):
+        x = torch.ones(4)
+        comm.all_reduce(x, unicomm.ReduceOp.SUM, async_op=False)
+        return float(x[0])
+
+    assert run_ranks(program, 2, backend="ucx") == [2.0] * 2
+    assert sorted(made) == [0, 0, 1, 1]
+
+
+def test_an_error_of_a_split_names_global_ranks(monkeypatch):
+    together = threading.Barrier(3)
+
+    def program(comm):
+        if comm.get_rank() == 0:
+            lost = unicomm.PeerLostError("rank 1 is gone", dead=[1])
+            monkeypatch.setattr(backend, "_AT_MOST", (0.0, 0.0))  # no rank gets a message in time
+            monkeypatch.setattr(backend.UcxBackend, "fault", lambda b: lost if b._size == 2 else None)
+        together.wait()
+        try:
+            comm.split([1, 2] if comm.get_rank() else [0], "child")
+        except unicomm.PeerLostError as error:
+            return error.culprits, error.message
+        return None
+
+    assert run_ranks(program, 3, backend="ucx") == [None] + [((2,), "rank 1 is gone (global rank 2)")] * 2
 
 
 @pytest.mark.parametrize("between", ["ucx", "gloo"])

@@ -23,6 +23,7 @@ from unicomm.backends.out_of_band import patience
 from unicomm.c10d.compat import HashStore
 from unicomm.comms.backend import Setup
 from unicomm.comms.errors import BackendError, CommError, first_line
+from unicomm.comms.failures.thread_start import start
 
 from .connections import Pairs, listening_address
 
@@ -64,7 +65,7 @@ class Connecting:
         if setup.size == 1:
             self._run()
         else:
-            threading.Thread(target=self._run, name="unicomm-gloo-connect", daemon=True).start()
+            start(threading.Thread(target=self._run, name="unicomm-gloo-connect", daemon=True))
             self._introduce()
             self._wait()
         if self.trouble and setup.size == 1:

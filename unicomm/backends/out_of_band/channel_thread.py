@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Protocol
 
+from unicomm.comms.failures.thread_start import start
+
 FOREVER = 1e12
 _NAP = 3600.0  # seconds that the thread sleeps at most; poll takes no more than some weeks
 
@@ -51,7 +53,7 @@ class ChannelThread:
                 for s in self._wake:
                     s.setblocking(False)
                 self._thread = threading.Thread(target=self._loop, name="unicomm-faults", daemon=True)
-                self._thread.start()
+                start(self._thread)
             self._ring()
 
     def due(self, deadline: float) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from unicomm import _core
 from unicomm.backends.bootstrap import addresses
 from unicomm.backends.out_of_band import CHECK_HINT, SILENCE_HINT, connect_all, patience, refuse
-from unicomm.comms.backend import Capabilities, Reconfigures, Setup
+from unicomm.comms.backend import Capabilities, Reconfigures, Setup, SetupRendezvous
 from unicomm.comms.errors import BackendError, InvalidArgumentError, first_line
+from unicomm.comms.failures.faults import in_global_ranks
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.options import Hint
@@ -28,6 +31,9 @@ _HOT, _CROWDED = 0.0001, 0.00001
 # UCX's 8 KiB a call of the kernel take up to 1.6 times as long for large data.
 _TCP = [("TCP_TX_SEG_SIZE", "64k"), ("TCP_RX_SEG_SIZE", "128k")]
 _AT_MOST = 15.0, 0.05  # seconds for connecting once all ranks have come: in all, and for each rank
+# What UCX says if it has found no device that reaches a rank, as while the link of a host is down; how many
+# times the ranks look for devices then, and the seconds before each.
+_UNREACHABLE, _TRIES, _PAUSE = "Destination is unreachable", 3, 1.0
 _LEAVE = 2.0  # seconds in which the system takes what was sent, when the communicator is closed
 
 LIBRARY = Hint("library", str, "", "File of libucp. Default: the loaded copy, of libucx, or of the system.")
@@ -86,9 +92,10 @@ class UcxBackend(Operations, Reconfigures):
         blobs = setup.rendezvous.exchange("ucx places", json.dumps(place).encode())
         places = [addresses.Place(*json.loads(blob)) for blob in blobs]
         here = sum(other.network == place.network for other in places)
+        spin = _HOT if here <= len(os.sched_getaffinity(0)) else _CROWDED
         worker, trouble = None, ""
         try:
-            worker = _worker(setup, library, _HOT if here <= len(os.sched_getaffinity(0)) else _CROWDED)
+            worker = _worker(setup, library, spin)
         except BackendError as error:
             trouble = error.message
         host = addresses.of_interface(setup.hints["interface"]) or setup.hints["hostname"]
@@ -99,33 +106,43 @@ class UcxBackend(Operations, Reconfigures):
         assert worker is not None
         backend = cls(setup, worker, sockets)
         try:
-            backend._meet(setup)
+            backend._meet(setup, partial(_worker, setup, library, spin))
         except BaseException:
             backend.close()
             raise
         return backend
 
-    def _meet(self, setup: Setup) -> None:
-        """Connects to all ranks: each has to get a message from each other one."""
+    def _meet(self, setup: Setup, again: Callable[[], _core.UcxWorker]) -> None:
+        """Connects to all ranks: each has to get a message from each other one. `again`: a new worker."""
         rendezvous = setup.rendezvous
-        trouble = ""
-        theirs = rendezvous.exchange("ucx addresses", self.worker.address)
-        try:
-            self.worker.connect(theirs)
-            least, for_each = _AT_MOST
-            if not self.worker.greet(min(patience(rendezvous), least + for_each * setup.size)):
-                trouble = _SILENT
-        except RuntimeError as error:
-            trouble = first_line(error)
-        if trouble:
-            self.check_fault()  # which may be the reason
-        troubles = [text.decode() for text in rendezvous.exchange("ucx connected", trouble.encode())]
+        for left in reversed(range(_TRIES)):
+            trouble = self._greet(rendezvous)
+            troubles = [text.decode() for text in rendezvous.exchange("ucx connected", trouble.encode())]
+            if not left or not any(_UNREACHABLE in text for text in troubles):
+                break
+            time.sleep(_PAUSE)
+            self._use(again())
         if any(text not in ("", _SILENT) for text in troubles):
             troubles = [text if text != _SILENT else "" for text in troubles]  # these waited for the others
         refuse(troubles, rendezvous, setup.name, self.library)
         if _log.isEnabledFor(logging.INFO) and setup.rank == 0:
             ways = self.worker.transports(setup.size - 1)
             _log.info("communicator '%s': UCX %s by %s", setup.name, self.version(), ", ".join(ways))
+
+    def _greet(self, rendezvous: SetupRendezvous) -> str:
+        """Returns why this rank got no message from each other one, "" if it did."""
+        theirs = rendezvous.exchange("ucx addresses", self.worker.address)
+        trouble = ""
+        try:
+            self.worker.connect(theirs)
+            least, for_each = _AT_MOST
+            if not self.worker.greet(min(patience(rendezvous), least + for_each * rendezvous.size)):
+                trouble = _SILENT
+        except RuntimeError as error:
+            trouble = first_line(error)
+        if trouble and (fault := self.fault()) is not None:  # which may be the reason
+            raise in_global_ranks(fault, rendezvous.labels)
+        return trouble
 
     @classmethod
     def reachable_at(cls, hints: Mapping[str, Any]) -> str:

@@ -66,6 +66,13 @@ class Operations(OutOfBandBackend, OpensExchange):
         self._slots = SlotCheck(worker, setup.rank, setup.size) if compares else None
         super().__init__(setup, [sockets], self._slots)
 
+    def _use(self, worker: _core.UcxWorker) -> None:
+        """Takes another worker before the ranks are connected."""
+        self._drop()
+        self.worker, self._dropped = worker, False
+        if self._slots is not None:
+            self._slots.worker = worker
+
     def _interrupt(self) -> None:
         self.worker.stop()
         super()._interrupt()
@@ -253,7 +260,7 @@ class SlotCheck(SignatureCheck):
 
     def __init__(self, worker: _core.UcxWorker, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self._worker = worker
+        self.worker = worker
 
     def check(self, call: Call, number: int) -> None:
         self.check_with(call, number, (0, 0))
@@ -264,18 +271,18 @@ class SlotCheck(SignatureCheck):
         head = frame_of(call, number)
         if call.op is not None and call.op.factor is not None:
             head = head[:_COMMON] + _FACTOR.pack(call.op.factor)
-        if not self._worker.gather(head, *given):
+        if not self.worker.gather(head, *given):
             zeros = bytes(_FACTOR.size)
-            self.compare([self._worker.slot_head(r)[:_COMMON] + zeros for r in range(self._size)])
+            self.compare([self.worker.slot_head(r)[:_COMMON] + zeros for r in range(self._size)])
 
     def factors(self) -> list[float]:
         """Returns the factor of every rank, after a comparison of a PREMUL_SUM."""
-        return [_FACTOR.unpack(self._worker.slot_head(r)[_COMMON:])[0] for r in range(self._size)]
+        return [_FACTOR.unpack(self.worker.slot_head(r)[_COMMON:])[0] for r in range(self._size)]
 
     def all_gather(self, mine: bytes) -> list[bytes]:
         kept = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        self._worker.gather(bytes(_COMMON + _FACTOR.size), kept.data_ptr(), len(mine))
-        return [self._worker.slot_data(r) for r in range(self._size)]
+        self.worker.gather(bytes(_COMMON + _FACTOR.size), kept.data_ptr(), len(mine))
+        return [self.worker.slot_data(r) for r in range(self._size)]
 
 
 def _folds(call: Call) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from unicomm.comms.errors import CommError
+from unicomm.comms.failures.thread_start import start
 from unicomm.comms.work import Work
 
 _PARTS = 10
@@ -52,7 +53,7 @@ class Worker:
             # A daemon: a rank that waits for a lost peer must not keep the process from ending. The
             # exit handler in membership/finalize.py drains it first.
             self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
-            self._thread.start()
+            start(self._thread)
 
     def drain(self, timeout: float) -> bool:
         """Waits until all jobs are done; False when they are not within `timeout` seconds."""

@@ -9,4 +9,5 @@ store_client.py         requests to a store for one communicator, with its deadl
 store_requests.py       requests to a store in a thread, which a silent store holds instead of the caller
 process_sockets.py      the sockets that this process has open
 daemon_pool.py          threads for calls that may never return
+thread_start.py         starts of threads that end in an error without memory
 """

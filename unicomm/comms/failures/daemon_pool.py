@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from .thread_start import start
+
 T = TypeVar("T")
 
 _IDLE = 0.5  # seconds without a job after which a thread ends
@@ -37,16 +39,24 @@ class DaemonPool:
         self._pid = os.getpid()
 
     def run(self, job: Callable[[], object]) -> None:
-        """Starts the job and returns. An exception of the job is logged."""
+        """Starts the job and returns. An exception of the job is logged.
+
+        Raises `OSError` or `RuntimeError` if a thread is needed and there is no memory for it.
+        """
         if os.getpid() != self._pid:  # a forked child has none of the threads
             self._start_anew()
         with self._lock:
             self._running += 1
-            start = self._free == 0
-            if not start:
+            new = self._free == 0
+            if not new:
                 self._free -= 1
-        if start:
-            threading.Thread(target=self._loop, name=self._name, daemon=True).start()
+        if new:
+            try:
+                start(threading.Thread(target=self._loop, name=self._name, daemon=True))
+            except BaseException:
+                with self._lock:
+                    self._running -= 1
+                raise
         self._jobs.put(job)
 
     def _loop(self) -> None:
@@ -88,7 +98,7 @@ def call_within(seconds: float, name: str, job: Callable[[], T]) -> T:
             failed.append(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    start(thread)
     thread.join(seconds)
     if failed:
         raise failed[0]

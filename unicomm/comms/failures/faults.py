@@ -129,6 +129,21 @@ def rank_list(ranks: Sequence[int], verb: str = "") -> str:
     return f"{text} {verb if len(ranks) == 1 else {'is': 'are', 'has': 'have', 'does': 'do'}[verb]}"
 
 
+def in_global_ranks(error: CommError, labels: Sequence[int]) -> CommError:
+    """Returns an error that names ranks of a communicator as one that names global ranks, its `labels`."""
+    if not error.culprits or list(labels) == list(range(len(labels))):
+        return error
+
+    def named(ranks: Sequence[int]) -> list[int]:
+        return [labels[r] for r in ranks if r < len(labels)]
+
+    culprits = named(error.culprits)
+    found = error.again(f"{error.message} (global {rank_list(culprits)})")
+    found.culprits = tuple(culprits)
+    found.sort_culprits(named(error.dead), named(error.absent), named(error.late))
+    return found
+
+
 # --- from what is known ------------------------------------------------------------------------------------
 
 

@@ -95,7 +95,10 @@ class StoreRequests:
             self._waiting.append(request)
             start, self._served = not self._served, True
         if start:
-            _pool.run(self._serve)
+            try:
+                _pool.run(self._serve)
+            except (OSError, RuntimeError):  # no memory for a thread; others have to hear of it by the store
+                self._serve()
         try:
             done = request.answered.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
         except BaseException:  # such as Ctrl-C

@@ -13,7 +13,7 @@ from unicomm.comms.errors import BackendError, CommError, CommTimeoutError
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.execution.member import Member
-from unicomm.comms.failures.faults import rank_list
+from unicomm.comms.failures.faults import in_global_ranks
 from unicomm.comms.failures.first_cause import await_cause
 from unicomm.comms.failures.store_client import is_store_failure
 from unicomm.comms.operations.call import OpArgs
@@ -81,7 +81,8 @@ class Split:
         try:
             self._check_parent()
         except CommError as error:
-            raise self._in_global_ranks(error) from None
+            # Errors of a split name global ranks.
+            raise in_global_ranks(error, self.member.labels) from None
 
     def _check_parent(self) -> None:
         with self.engine.located("split"):
@@ -93,21 +94,6 @@ class Split:
             except CommError as error:
                 self.engine.break_(error)
                 raise
-
-    def _in_global_ranks(self, error: CommError) -> CommError:
-        """An error of the parent, whose ranks it names, as one of the split: these all name global ranks."""
-        labels = self.member.labels
-        if not error.culprits or list(labels) == list(range(len(labels))):
-            return error
-
-        def named(ranks: Sequence[int]) -> list[int]:
-            return [labels[r] for r in ranks if r < len(labels)]
-
-        culprits = named(error.culprits)
-        found = error.again(f"{error.message} (global {rank_list(culprits)})")
-        found.culprits = tuple(culprits)
-        found.sort_culprits(named(error.dead), named(error.absent), named(error.late))
-        return found
 
     def _wait_until_idle(self) -> None:
         executor, timeout = self.engine.executor, self.options.timeout

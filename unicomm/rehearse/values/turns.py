@@ -57,6 +57,7 @@ class _Rank:
     """A rank as the parent sees it.
 
     `files`: those that it waits for, None while it runs. `request`: what it has written of its next wait.
+    `began`: whether it has asked for its first turn.
     """
 
     pid: int
@@ -65,6 +66,7 @@ class _Rank:
     until: float
     files: list[bytes] | None = None
     request: bytes = b""
+    began: bool = False
 
     @property
     def ready(self) -> bool:
@@ -100,6 +102,7 @@ def run_in_turns(
                         ends.setdefault(one.rank, why)
                     progress(len(ranks) - len(alive))
                 elif one.request.endswith(b"\n"):
+                    one.began = True
                     one.files, one.request = [f for f in one.request[:-1].split(b"\0") if f], b""
             for one in alive.values():
                 if one.files is None and time.monotonic() > one.until:
@@ -128,9 +131,9 @@ def available_memory() -> float:
 
 def _give(alive: Sequence[_Rank], jobs: int, patience: float) -> None:
     """Gives turns. If all ranks wait for what is not there, they are told that it never comes."""
-    running = sum(one.files is None for one in alive)
+    running = sum(one.files is None and one.began for one in alive)
     ready = [one for one in alive if one.ready][: max(0, jobs - running)]
-    if not ready and not running:
+    if not ready and not running and all(one.began for one in alive):
         for one in alive:
             one.files = None
             os.write(one.to, _NEVER)

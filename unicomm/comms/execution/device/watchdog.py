@@ -9,6 +9,7 @@ import time
 import weakref
 from typing import Protocol
 
+from unicomm.comms.failures.thread_start import start
 from unicomm.comms.streams import Streams
 
 LOOK = 0.001  # seconds between two looks while new operations run, growing ...
@@ -41,7 +42,7 @@ class _Watchdog:
                 self._executors.append(executor)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="unicomm-watchdog", daemon=True)
-                self._thread.start()
+                start(self._thread)
             self._fresh = True
 
     def _loop(self) -> None:
