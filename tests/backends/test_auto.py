@@ -1,11 +1,14 @@
 """`auto` chooses by where the ranks are, for each communicator anew."""
 
+import re
 import threading
 from functools import partial
 
+import pytest
 import torch
 
 import unicomm
+from tests.backends.hosts.between import BETWEEN
 from tests.threads import results
 from unicomm.backends import auto
 from unicomm.testing import conformance, run_ranks
@@ -41,11 +44,38 @@ def test_several_hosts_share_what_memory_they_can(monkeypatch):
             return kinds, x.tolist()
 
     assert results([partial(rank_program, rank) for rank in range(3)]) == [
-        (["hosts", "shm", "gloo"], [3.0] * 3),
+        (["hosts", "shm", BETWEEN], [3.0] * 3),
         (["hosts", "shm", None], [3.0] * 3),
-        (["hosts", None, "gloo"], [3.0] * 3),
+        (["hosts", None, BETWEEN], [3.0] * 3),
     ]
 
 
 def test_hints_of_both_are_taken():
     assert run_ranks(lambda c: c.get_size(), 2, backend="auto", hints={"slot_bytes": "64K", "interface": ""})
+
+
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        (["", "1.22.0"], "rank [01]: there is none"),
+        (["1.22.0", "1.13.1"], r"rank 0 has UCX 1.[0-9.]+, rank 1 1.[0-9.]+"),
+    ],
+)
+def test_gloo_where_not_all_have_the_same_ucx(monkeypatch, caplog, versions, reason):
+    mine = threading.local()
+
+    def lacks(path):
+        mine.version = left.pop()
+        return "" if mine.version else "there is none"
+
+    monkeypatch.setattr(auto, "why_not", lacks)
+    monkeypatch.setattr(auto, "open_library", lambda path: None)
+    monkeypatch.setattr(auto, "version_text", lambda library: mine.version)
+    left = list(versions)
+    with caplog.at_level("INFO", "unicomm"):
+        said = run_ranks(lambda c: c.get_backend(), 2, backend="auto", hints={"hosts": "a,b"})
+    assert said == ["gloo"] * 2
+    assert re.search(f"'ranks': gloo between hosts; no ucx, {reason}", caplog.text)
+    left = list(versions)
+    with pytest.raises(unicomm.UnsupportedError, match=f"no ucx between hosts, {reason}"):
+        run_ranks(lambda c: None, 2, backend="auto", hints={"hosts": "a,b", "between": "ucx"})

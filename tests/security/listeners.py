@@ -149,7 +149,7 @@ def purpose(one: Listener) -> tuple[str, str]:
         return "metrics, by HTTP", "nothing"
     if garbage.result() == b"":
         return "`reconfigure`", "the secret of the init handle"
-    return "Gloo's connections", "nothing"
+    return "Gloo's or UCX's connections", "nothing"
 
 
 def reaches(target: str) -> bool:

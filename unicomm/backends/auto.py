@@ -1,7 +1,7 @@
 """`auto`: the fastest backend that reaches all ranks of the communicator.
 
 It chooses shared memory if all ranks can share it, messages if no two can, else shared memory within each
-host and messages between hosts: Gloo's, or UCX's if the hint `between` says so. It chooses for each
+host and messages between hosts: UCX's if all ranks have the same UCX, else Gloo's. It chooses for each
 communicator, so that a split whose ranks share a host uses shared memory even if its parent cannot.
 
 Ranks share a host if the same kernel runs them, they see each other's process numbers, and each can open the
@@ -22,7 +22,8 @@ from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.hosts.backend import Far, HostsBackend, HostsOverUcx
 from unicomm.backends.hosts.layout import Layout
 from unicomm.backends.ucx.backend import UcxBackend
-from unicomm.backends.ucx.library import why_not
+from unicomm.backends.ucx.devices import devices_beside
+from unicomm.backends.ucx.library import open_library, version_text, why_not
 from unicomm.c10d.compat import PrefixStore
 from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup, Unconnected
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
@@ -64,7 +65,7 @@ _BETWEEN = Hint(
     "between",
     _read_between,
     "",
-    "What carries messages between hosts: gloo (the default) or ucx, which is experimental.",
+    "What carries messages between hosts: ucx or gloo. Default: ucx if all ranks have the same, else gloo.",
 )
 _UCX_HINTS = tuple(
     hint
@@ -169,25 +170,50 @@ def _connect(
 
 def _connect_far(setup: Setup, address: str) -> Far:
     """Collective: returns what carries messages between hosts, which connects all ranks."""
-    if setup.hints[_BETWEEN.name] == "ucx":
-        mine = why_not(setup.hints["library"])
-        told = [blob.decode() for blob in setup.rendezvous.exchange("ucx", mine.encode())]
-        if lacking := [setup.labels[r] for r, text in enumerate(told) if text]:
-            raise UnsupportedError(
-                f"no ucx between hosts, {rank_list(lacking)}: {next(filter(None, told))}",
-                comm=setup.name,
-                hint="pip install 'unicomm[ucx]'",
-            )
-        return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
-    return GlooBackend.connect(replace(setup, hints=_far_hints(GlooBackend, setup, address)))
+    wanted = setup.hints[_BETWEEN.name]
+    lacking = "" if wanted == "gloo" else _lack_of_ucx(setup)
+    if wanted == "gloo" or (lacking and not wanted):
+        if lacking:
+            _log.info("communicator '%s': gloo between hosts; no ucx, %s", setup.name, lacking)
+        return GlooBackend.connect(replace(setup, hints=_far_hints(GlooBackend, setup, address)))
+    if lacking:
+        text, cure = (
+            f"no ucx between hosts, {lacking}",
+            "pip install 'unicomm[ucx]', or the hint between=gloo",
+        )
+        raise UnsupportedError(text, comm=setup.name, hint=cure)
+    return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
+
+
+def _lack_of_ucx(setup: Setup) -> str:
+    """Collective: returns why not all ranks can use UCX, "" if they can.
+
+    Nothing promises that UCX's versions understand each other.
+    """
+    path = setup.hints["library"]
+    lacks = why_not(path)
+    mine = json.dumps([lacks, "" if lacks else version_text(open_library(path))])
+    told = [json.loads(blob) for blob in setup.rendezvous.exchange("ucx", mine.encode())]
+    if without := [r for r, (reason, _) in enumerate(told) if reason]:
+        return f"{rank_list([setup.labels[r] for r in without])}: {told[without[0]][0]}"
+    versions = [version for _, version in told]
+    if len(set(versions)) == 1:
+        return ""
+    other = next(r for r, version in enumerate(versions) if version != versions[0])
+    first, second = setup.labels[0], setup.labels[other]
+    return f"rank {first} has UCX {versions[0]}, rank {second} {versions[other]}"
 
 
 def _far_hints(backend: type[Backend], setup: Setup, address: str) -> dict[str, Any]:
     hints = _hints_of(backend, setup)
     if address:
         hints["hostname"] = address
-    if backend is UcxBackend and not hints["tls"] and "UCX_TLS" not in os.environ:
-        hints["tls"] = _NETWORKS
+    if backend is UcxBackend:
+        if not hints["tls"] and "UCX_TLS" not in os.environ:
+            hints["tls"] = _NETWORKS
+        if not hints["devices"] and "UCX_NET_DEVICES" not in os.environ:
+            interface = hints["interface"] or addresses.interface_of(hints["hostname"])
+            hints["devices"] = devices_beside(interface)
     return hints
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import unicomm
+from tests.backends.hosts.between import BETWEEN
 from unicomm import _core
 from unicomm.backends.bootstrap import addresses
 from unicomm.backends.bootstrap.addresses import Place, choose
@@ -17,7 +18,7 @@ from unicomm.testing import run_ranks
 
 @pytest.mark.parametrize(
     ("layout", "backend"),
-    [("a,a,a", "shm"), ("a,b,c", "gloo"), ("a,b,a", "hosts"), ("a", "shm"), ("a,b", "gloo")],
+    [("a,a,a", "shm"), ("a,b,c", BETWEEN), ("a,b,a", "hosts"), ("a", "shm"), ("a,b", BETWEEN)],
 )
 def test_backend(layout, backend):
     n = layout.count(",") + 1
@@ -41,7 +42,7 @@ def test_splits_of_each_kind():
 
     said = run_ranks(program, 4, backend="auto", hints={"hosts": "x,y,x,y"})
     everything = {ranks: kind for one in said for ranks, kind in one.items()}
-    assert everything == {(0, 2): "shm", (1, 0): "gloo", (3, 1, 0): "hosts", (2,): "shm"}
+    assert everything == {(0, 2): "shm", (1, 0): BETWEEN, (3, 1, 0): "hosts", (2,): "shm"}
 
 
 def test_a_hint_for_too_few_ranks(raised):
@@ -53,7 +54,7 @@ def test_a_hint_for_too_few_ranks(raised):
     assert "such as 0,0,1,1" in str(error)
 
 
-@pytest.mark.parametrize(("layout", "backend"), [("a,a", "gloo"), ("a,b,b,a", "hosts"), ("a,a,b", "gloo")])
+@pytest.mark.parametrize(("layout", "backend"), [("a,a", BETWEEN), ("a,b,b,a", "hosts"), ("a,a,b", BETWEEN)])
 def test_memory_that_cannot_be_opened_is_not_shared(monkeypatch, caplog, layout, backend):
     """Two ranks may run under one kernel and still not reach each other's memory: then they are two hosts."""
     opened = _core.ShmSegment.open
@@ -109,7 +110,7 @@ def test_memory_and_version():
     for memory, version in run_ranks(program, 3, backend="auto", hints={"hosts": "a,a,b"}):
         assert memory["segment"] > 0
         assert "shm: native core" in version
-        assert "gloo: " in version
+        assert f"{BETWEEN}: " in version
 
 
 class TestAddresses:

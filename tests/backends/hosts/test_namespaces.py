@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.hosts.between import BETWEEN
 from tests.backends.hosts.namespace_job import PORT, PROGRAMS, Job
 from tools import namespaces
 
@@ -50,9 +51,9 @@ def test_torchrun_with_the_switch_on_two_hosts(job, tmp_path):
     assert [process.wait() for process in torchrun.processes] == [0, 0], str(torchrun)
     said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(4)]
     assert said == [
-        "hosts shm - gloo hosts",
+        f"hosts shm - {BETWEEN} hosts",
         "hosts shm - - hosts",
-        "hosts - shm gloo -",
+        f"hosts - shm {BETWEEN} -",
         "hosts - shm - hosts",
     ]
 

@@ -67,6 +67,17 @@ def of_interface(name: str) -> str:
         ) from error
 
 
+def interface_of(address: str) -> str:
+    """Returns the interface whose address, as `of_interface` returns it, this is; "" if there is none."""
+    if not address:
+        return ""
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(InvalidArgumentError):
+            if address == of_interface(name):
+                return name
+    return ""
+
+
 def _ipv6_of(interface: str) -> str:
     """Returns an address that is valid beyond the link, if there is one."""
     found = []

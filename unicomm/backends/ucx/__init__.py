@@ -3,5 +3,6 @@
 backend.py       the backend: its creation and its end
 operations.py    its operations, over one native worker
 messages.py      messages that complete one by one
+devices.py       which devices UCX is to use
 library.py       libucp as data, and the opened copy
 """
