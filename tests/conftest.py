@@ -43,23 +43,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out tests of all backends over UCX, which is experimental: docs/design/ucx.md, "Not settled"."""
-    if os.environ.get("UNICOMM_TEST_UCX", "0") == "1":
-        return
-    skip = pytest.mark.skip(reason="backend ucx is experimental; UNICOMM_TEST_UCX=1 tests it")
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            values = [v for value in item.callspec.params.values() for v in _flat(value)]
-            over_ucx = "ucx" in values or "hosts-ucx" in values
-            if over_ucx and "ucx" not in item.path.parent.name:
-                item.add_marker(skip)
-
-
-def _flat(value: object) -> list[object]:
-    return list(value) if isinstance(value, tuple | list) else [value]
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
