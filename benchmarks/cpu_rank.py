@@ -161,8 +161,8 @@ def contenders(group: str) -> tuple[int, int, dict[str, tuple[Maker, Empty]]]:
         flat = unicomm.new_comm("gloo", "cpu", name="flat", hints=interface)
         table = {"unicomm": (communicator(comm), torch.empty)}
         if not ucx.why_not():
-            by_ucx = unicomm.new_comm("auto", "cpu", name="by ucx", hints=interface | {"between": "ucx"})
-            table["unicomm, ucx"] = (communicator(by_ucx), torch.empty)
+            by_gloo = unicomm.new_comm("auto", "cpu", name="by gloo", hints=interface | {"between": "gloo"})
+            table["unicomm, gloo"] = (communicator(by_gloo), torch.empty)
         table |= {
             "unicomm, flat": (communicator(flat), torch.empty),
             "Gloo": (process_group(dist.group.WORLD), torch.empty),

@@ -1,4 +1,4 @@
-"""Collectives of several hosts: unicomm's `auto`, with Gloo and with UCX between them, beside Gloo and MPI.
+"""Collectives of several hosts: unicomm's `auto`, with UCX (if there is) and with Gloo, beside Gloo and MPI.
 
     python -m benchmarks.hosts                       # 2 hosts of 2 ranks: some minutes
     python -m benchmarks.hosts --hosts 3 --ranks 2

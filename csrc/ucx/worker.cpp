@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/bind_fault.hpp"
 #include "base/clock.hpp"
@@ -117,6 +118,7 @@ std::vector<std::string> Worker::transports(int peer) const {
 // --- messages ---------------------------------------------------------------------------------------------
 
 Request* Worker::begin(int peer, bool send) {
+    if (worker_ == nullptr) throw Failure("the communicator has ended");
     if (free_.empty()) free_.push_back(&requests_.emplace_back());
     Request* request = free_.back();
     free_.pop_back();
@@ -241,6 +243,8 @@ void Worker::check_broken() const {
 // --- waiting ----------------------------------------------------------------------------------------------
 
 Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool rousable) {
+    std::lock_guard lock(waited_in_);
+    if (worker_ == nullptr) return Ended::kStopped;
     uint64_t hot = 0;
     for (;;) {
         // First: what ranks sent before they told of a fault that came later is taken.
@@ -279,6 +283,7 @@ void Worker::sleep(uint64_t deadline) {
 }
 
 bool Worker::flushed() {
+    if (worker_ == nullptr) return true;
     for (;;) {
         if (flush_ != nullptr) {
             const Status status = ucx_.ucp_request_check_status(flush_);
@@ -321,16 +326,23 @@ void Worker::rouse() {
 // --- the end ----------------------------------------------------------------------------------------------
 
 bool Worker::drop() {
+    const bool given_up = stopped();
+    stop();
+    std::unique_lock alone(waited_in_, std::chrono::nanoseconds(kLeaves));
     {
         std::lock_guard lock(waking_);
         if (wake_ >= 0) close(std::exchange(wake_, -1));
     }
     if (context_ == nullptr) return true;
+    if (!alone) {
+        keep_for_ever();
+        return false;
+    }
     if (worker_ != nullptr) {
         const uint64_t end = now_ns() + kLeaves;
         // UCX tells each peer that a connection ends, and tries that for ever while a socket's buffer is
         // full, as that of a host that is gone.
-        if (ready_ >= 0) end_full_sockets(ready_, broken_.empty() && !stopped() ? end : 0);
+        if (ready_ >= 0) end_full_sockets(ready_, broken_.empty() && !given_up ? end : 0);
         std::vector<StatusPointer> closing;
         RequestParams params{};
         params.mask = kOpFlags;

@@ -44,7 +44,7 @@ struct Request {
 // Why a wait ended.
 enum class Ended { kDone, kStopped, kRoused, kLate, kSignal };
 
-// All methods but `stop` and `rouse` are called by one thread at a time.
+// All methods but `stop` and `rouse` are called by one thread at a time; `drop` waits for who is in a `wait`.
 class Worker {
   public:
     // Names, without UCX_, and values of UCX's configuration, and whether this UCX has to have them.
@@ -124,6 +124,7 @@ class Worker {
     int ready_ = -1;  // UCX's file, which is readable when there is something to do
     int wake_ = -1;   // ours, for `stop` and `rouse`
     std::mutex waking_;
+    std::timed_mutex waited_in_;  // by `wait` for its duration
     std::atomic<bool> stopped_{false}, roused_{false};
     // Messages that have begun or completed: in all, when the flush began that is under way, and when the
     // last one began that is over.

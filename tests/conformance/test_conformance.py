@@ -26,18 +26,30 @@ def test_operation(backend, world, operation):
     assert counts[0] > 20
 
 
+#: `auto` with Gloo between hosts, also where there is UCX.
+GLOO = "auto with gloo"
+
+
+def chosen(backend, hosts):
+    """The backend, and the hints that place its ranks."""
+    if backend == GLOO:
+        return "auto", {"hosts": ",".join(hosts), "between": "gloo"}
+    return backend, {"hosts": ",".join(hosts)} if backend == "auto" else {}
+
+
 #: As (backend, hosts of the ranks): those of several hosts fold in each host, then between them.
 PLACES = [
     *(("shm", "aa"), ("shm", "aaa"), ("shm", "aaaaaaaa"), ("gloo", "aa"), ("gloo", "aaaa")),
     *(("ucx", "aa"), ("ucx", "aaaa")),
     *(("auto", "abcd"), ("auto", "aab"), ("auto", "aabb"), ("auto", "abab"), ("auto", "aaabbbcc")),
+    *((GLOO, "abcd"), (GLOO, "aab"), (GLOO, "abab")),
 ]
 
 
 @pytest.mark.parametrize("operation", conformance.REDUCTIONS)
 @pytest.mark.parametrize(("backend", "hosts"), PLACES)
 def test_narrow_floats_are_rounded_once(backend, hosts, operation):
-    hints = {"hosts": ",".join(hosts)} if backend == "auto" else None
+    backend, hints = chosen(backend, hosts)
     counts = run_ranks(
         lambda comm: conformance.check_rounding(comm, operation), len(hosts), backend=backend, hints=hints
     )
@@ -46,12 +58,13 @@ def test_narrow_floats_are_rounded_once(backend, hosts, operation):
 
 #: The options run on these; those of mpi in tests/backends/mpi.
 WITH_OPTIONS = [("shm", "aaaa"), ("gloo", "abcd"), ("ucx", "abcd"), ("auto", "aabb"), ("auto", "aab")]
+WITH_OPTIONS += [(GLOO, "aabb")]
 
 
 @pytest.mark.parametrize("option", conformance.OPTIONS)
 @pytest.mark.parametrize(("backend", "hosts"), WITH_OPTIONS)
 def test_options(backend, hosts, option):
-    places = {"hosts": ",".join(hosts)} if backend == "auto" else {}
+    backend, places = chosen(backend, hosts)
     counts = run_ranks(
         lambda comm: conformance.check_option(comm, option),
         len(hosts),

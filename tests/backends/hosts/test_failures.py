@@ -8,6 +8,8 @@ import torch
 import unicomm
 from unicomm.testing import run_ranks
 
+pytestmark = pytest.mark.usefixtures("between")
+
 SUM = unicomm.ReduceOp.SUM
 LAYOUTS = ["a,a,b,b", "a,b,a,b", "a,b,b,c", "a,a,a,b"]
 

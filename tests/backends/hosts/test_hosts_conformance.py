@@ -8,6 +8,8 @@ from unicomm.backends.hosts import collectives as hosts_collectives
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.testing import conformance, run_ranks
 
+pytestmark = pytest.mark.usefixtures("between")
+
 # Even, uneven, several alone, and in no order at all.
 LAYOUTS = ["a,a,b,b", "a,b,b", "a,b,a,c", "c,a,b,b,a"]
 #: The cases that every layout runs: nothing, inline and large; the last layout runs all there are.

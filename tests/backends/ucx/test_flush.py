@@ -62,6 +62,22 @@ def test_a_send_that_is_told_has_left(workers):
     rest.join()
 
 
+def test_who_waits_leaves_before_the_worker_ends(workers):
+    _, receiver = workers
+    out = torch.zeros(_BYTES, dtype=torch.uint8)
+    receiving = _core.UcxMessages(receiver)
+    receiving.add(0, False, 0, out.data_ptr(), _BYTES, 0)
+    said = []
+    waiting = threading.Thread(target=lambda: said.append(receiving.wait(_WITHIN, False)))
+    waiting.start()
+    assert receiver.drop()
+    waiting.join()
+    assert said == [None]
+    assert receiving.wait(0.0, False) is None
+    with pytest.raises(RuntimeError, match="has ended"):
+        receiving.add(1, False, 0, out.data_ptr(), _BYTES, 0)
+
+
 def test_a_message_that_was_received_in_part_does_not_keep_the_worker(workers):
     """Its sender is gone in the middle; UCX neither ends nor cancels such a receive."""
     sender, receiver = workers

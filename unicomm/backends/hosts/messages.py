@@ -190,6 +190,7 @@ class _Driver:
         self._far, self._rouse = far, rouse
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = False
+        self._left = threading.Event()
         _threads.run(self._loop)
 
     def add(self, message: Message) -> None:
@@ -211,10 +212,19 @@ class _Driver:
             over += got
 
     def close(self) -> None:
+        """Returns when the thread has left the exchange: the next user of its backend may be another one."""
         self._closing = True
         self._far.interrupt()
+        self._left.wait()
 
     def _loop(self) -> None:
+        try:
+            self._drive()
+        finally:
+            self._far.close()
+            self._left.set()
+
+    def _drive(self) -> None:
         while not self._closing:
             while not self._inbox.empty():
                 self._far.add([self._inbox.get()])
@@ -223,8 +233,7 @@ class _Driver:
             except CommError as error:
                 self.results.put(error)
                 self._rouse()
-                break
+                return
             if over:
                 self.results.put(over)
                 self._rouse()
-        self._far.close()
