@@ -11,6 +11,7 @@ import unicomm
 from tests.backends.hosts.between import BETWEEN
 from tests.threads import results
 from unicomm.backends import auto
+from unicomm.backends.out_of_band import refuse
 from unicomm.testing import conformance, run_ranks
 
 
@@ -75,7 +76,19 @@ def test_gloo_where_not_all_have_the_same_ucx(monkeypatch, caplog, versions, rea
     with caplog.at_level("INFO", "unicomm"):
         said = run_ranks(lambda c: c.get_backend(), 2, backend="auto", hints={"hosts": "a,b"})
     assert said == ["gloo"] * 2
-    assert re.search(f"'ranks': gloo between hosts; no ucx, {reason}", caplog.text)
+    assert re.search(f"'ranks': gloo, as there is no ucx between hosts, {reason}", caplog.text)
     left = list(versions)
     with pytest.raises(unicomm.UnsupportedError, match=f"no ucx between hosts, {reason}"):
+        run_ranks(lambda c: None, 2, backend="auto", hints={"hosts": "a,b", "between": "ucx"})
+
+
+def test_gloo_where_ucx_does_not_connect(monkeypatch, caplog):
+    def connect(setup):
+        refuse(["", "no way"], setup.rendezvous, setup.name, "ucx")
+
+    monkeypatch.setattr(auto, "_lack_of_ucx", lambda setup: "")
+    monkeypatch.setattr(auto.UcxBackend, "connect", connect)
+    assert run_ranks(lambda c: c.get_backend(), 2, backend="auto", hints={"hosts": "a,b"}) == ["gloo"] * 2
+    assert "gloo between hosts, because of this: ucx could not connect on rank 1: no way" in caplog.text
+    with pytest.raises(unicomm.BackendError, match="no way"):
         run_ranks(lambda c: None, 2, backend="auto", hints={"hosts": "a,b", "between": "ucx"})

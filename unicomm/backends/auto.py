@@ -171,18 +171,22 @@ def _connect(
 def _connect_far(setup: Setup, address: str) -> Far:
     """Collective: returns what carries messages between hosts, which connects all ranks."""
     wanted = setup.hints[_BETWEEN.name]
-    lacking = "" if wanted == "gloo" else _lack_of_ucx(setup)
-    if wanted == "gloo" or (lacking and not wanted):
-        if lacking:
-            _log.info("communicator '%s': gloo between hosts; no ucx, %s", setup.name, lacking)
-        return GlooBackend.connect(replace(setup, hints=_far_hints(GlooBackend, setup, address)))
-    if lacking:
-        text, cure = (
-            f"no ucx between hosts, {lacking}",
-            "pip install 'unicomm[ucx]', or the hint between=gloo",
-        )
-        raise UnsupportedError(text, comm=setup.name, hint=cure)
-    return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
+    if wanted != "gloo":
+        if lacking := _lack_of_ucx(setup):
+            text = f"no ucx between hosts, {lacking}"
+            if wanted:
+                cure = "pip install 'unicomm[ucx]', or the hint between=gloo"
+                raise UnsupportedError(text, comm=setup.name, hint=cure)
+            _log.info("communicator '%s': gloo, as there is %s", setup.name, text)
+        else:
+            try:
+                return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
+            except BackendError as error:  # the same error on all ranks
+                if wanted:
+                    raise
+                text = "communicator '%s': gloo between hosts, because of this: %s"
+                _log.warning(text, setup.name, error.message)
+    return GlooBackend.connect(replace(setup, hints=_far_hints(GlooBackend, setup, address)))
 
 
 def _lack_of_ucx(setup: Setup) -> str:

@@ -34,7 +34,7 @@ _GO = b"g"
 
 def with_other_seeds(program: object, ranks: Sequence[int]) -> Sequence[int]:
     """Returns those of `ranks` that get another hash seed; none if the program is a function."""
-    fixed = os.environ.get(_VARIABLE, "random") != "random"
+    fixed = (os.environ.get(_VARIABLE) or "random") != "random"
     if fixed or not isinstance(program, str) or not _depends_on_hashes(Path(program)):
         return ()
     return ranks[1:][-len(_SEEDS) :]
