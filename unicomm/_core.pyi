@@ -655,12 +655,14 @@ class UcxWorker:
 
     def slot_head(self, rank: int) -> bytes: ...
     def slot_data(self, rank: int) -> bytes: ...
-    def take_slot(self, rank: int, to: int, bytes: int) -> None:
-        """Copies a rank's data."""
+    def take_slot(self, rank: int, to: int, bytes: int, at: int, all: int) -> None:
+        """Copies a part of a rank's data, which are `all` bytes."""
 
-    def fold_slots(self, to: int, bytes: int, dtype: int, red: int, factors: Sequence[float]) -> bool:
+    def fold_slots(
+        self, to: int, bytes: int, at: int, all: int, dtype: int, red: int, factors: Sequence[float]
+    ) -> bool:
         """
-        Folds all ranks' data. Returns False if the element type does not have the reduction.
+        Folds the same part of all ranks' data, which are `all` bytes each. Returns False if the element type does not have the reduction.
         """
 
     def reduce(

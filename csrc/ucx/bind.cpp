@@ -62,6 +62,13 @@ struct UcxWorker {
         run(*worker, [&] { return slots.gather(head.c_str(), memory(data), bytes); });
         return slots.alike();
     }
+
+    // `bytes` of a rank's data, which have to be `all`.
+    const char* part(int rank, size_t bytes, size_t at, size_t all) const {
+        if (slots.bytes(rank) != all) throw Failure("a slot of another size");
+        if (bytes > all || at > all - bytes) throw nb::value_error("not a part of a slot");
+        return slots.data(rank) + at;
+    }
 };
 
 struct UcxMessages {
@@ -153,28 +160,27 @@ void bind_worker(nb::module_& m) {
             nb::arg("rank"))
         .def(
             "take_slot",
-            [](UcxWorker& w, int rank, uintptr_t to, size_t bytes) {
-                if (w.slots.bytes(rank) != bytes) throw Failure("a slot of another size");
-                std::memcpy(memory(to), w.slots.data(rank), bytes);
+            [](UcxWorker& w, int rank, uintptr_t to, size_t bytes, size_t at, size_t all) {
+                std::memcpy(memory(to), w.part(rank, bytes, at, all), bytes);
             },
-            nb::arg("rank"), nb::arg("to"), nb::arg("bytes"), "Copies a rank's data.")
+            nb::arg("rank"), nb::arg("to"), nb::arg("bytes"), nb::arg("at"), nb::arg("all"),
+            "Copies a part of a rank's data, which are `all` bytes.")
         .def(
             "fold_slots",
-            [](UcxWorker& w, uintptr_t to, size_t bytes, uint8_t dtype, int red,
+            [](UcxWorker& w, uintptr_t to, size_t bytes, size_t at, size_t all, uint8_t dtype, int red,
                const std::vector<double>& factors) {
                 const int size = w.worker->size();
                 std::vector<const void*> sources;
-                for (int rank = 0; rank < size; ++rank) {
-                    if (w.slots.bytes(rank) != bytes) throw Failure("a slot of another size");
-                    sources.push_back(w.slots.data(rank));
-                }
+                for (int rank = 0; rank < size; ++rank) sources.push_back(w.part(rank, bytes, at, all));
                 const auto type = static_cast<DType>(dtype);
                 return fold(type, static_cast<Red>(red), memory(to), sources.data(), size,
                             int64_t(bytes) / dtype_bytes(type), factors.empty() ? nullptr : factors.data(),
                             size);
             },
-            nb::arg("to"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("red"), nb::arg("factors"),
-            "Folds all ranks' data. Returns False if the element type does not have the reduction.")
+            nb::arg("to"), nb::arg("bytes"), nb::arg("at"), nb::arg("all"), nb::arg("dtype"), nb::arg("red"),
+            nb::arg("factors"),
+            "Folds the same part of all ranks' data, which are `all` bytes each. Returns False if the element "
+            "type does not have the reduction.")
         .def(
             "reduce",
             [](UcxWorker& w, const std::vector<std::pair<uintptr_t, size_t>>& shares, uintptr_t out,

@@ -172,6 +172,7 @@ def test_any_failure_in_the_store(value, kind):
     for said in (
         value,
         {"culprits": [[0, 1]], "seconds": 1, "stuck": False, "reason": "", **fields, "kind": kind},
+        {"culprits": [[0, 1]], "global": True, "reason": "", "cause": value, **fields, "kind": "left"},
     ):
         try:
             failure = read_failure(json.dumps(said).encode(), 3)

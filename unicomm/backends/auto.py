@@ -33,6 +33,7 @@ from unicomm.comms.membership.rendezvous import meet
 from unicomm.comms.options import Hint, read_hints
 
 from .bootstrap import addresses, host_identity
+from .out_of_band import patience
 from .shm import ShmBackend
 
 _log = logging.getLogger("unicomm")
@@ -262,7 +263,8 @@ class _Part:
     def connect(self, backend: type[Backend], setup: Setup, hints: Mapping[str, Any]) -> Backend:
         """Connects the part's ranks. Errors name the communicator's ranks as culprits."""
         rendezvous, size = setup.rendezvous, len(self.ranks)
-        left = max(0.1, rendezvous.remaining())
+        # Less than the others wait for these ranks: those that know who is missing then tell them.
+        left = max(0.1, patience(rendezvous))
         store = None
         if size > 1:
             assert setup.store is not None

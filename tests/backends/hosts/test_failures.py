@@ -1,11 +1,14 @@
 """Failures where hosts are several: every rank raises the same, and knows the ranks of the communicator."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 
 import unicomm
+from tests.threads import results
+from unicomm.backends.shm import ShmBackend
 from unicomm.testing import run_ranks
 
 pytestmark = pytest.mark.usefixtures("between")
@@ -88,6 +91,30 @@ def test_a_rank_that_does_not_come(layout, absent):
     assert all(one == others[0] for one in others)
     assert others[0][:2] == ("CommTimeoutError", (absent,))
     assert f"rank {absent} had not arrived" in others[0][2]
+
+
+def test_a_rank_that_stops_while_its_host_connects(monkeypatch):
+    """Who waits for the whole host must not blame the ranks that wait for that rank."""
+    over = threading.Barrier(3)
+    connect = ShmBackend.connect
+
+    def stops(setup):
+        if setup.labels[setup.rank] == 2:
+            over.wait(60)
+        return connect(setup)
+
+    monkeypatch.setattr(ShmBackend, "connect", stops)
+    store = torch.distributed.HashStore()
+
+    def program(rank):
+        options = {"store": store, "rank": rank, "size": 3, "timeout": 3, "hints": {"hosts": "a,b,a"}}
+        with pytest.raises(unicomm.CommError) as caught:
+            unicomm.new_comm("auto", "cpu", **options)
+        if rank != 2:
+            over.wait(60)
+        return type(caught.value).__name__, caught.value.culprits
+
+    assert results([partial(program, rank) for rank in range(3)])[:2] == [("CommTimeoutError", (2,))] * 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

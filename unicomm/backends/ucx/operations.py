@@ -49,6 +49,8 @@ _IN_SLOTS = frozenset(
         "all_gather_single",
         "gather",
         "gather_single",
+        "reduce_scatter_single",
+        "all_to_all_single",
         "barrier",
     }
 )
@@ -147,7 +149,7 @@ class Operations(OutOfBandBackend, OpensExchange):
 
         All ranks come to the same answer, if they call the same.
         """
-        if call.name not in _IN_SLOTS:
+        if call.name not in _IN_SLOTS or (call.name == "reduce_scatter_single" and call.wire is not None):
             return None
         if call.name == "barrier":
             return 0, 0
@@ -168,14 +170,15 @@ class Operations(OutOfBandBackend, OpensExchange):
         """Writes the outputs of a call whose data travelled in the slots."""
         worker, rank = self.worker, self._rank
         if call.op is not None:
-            if call.name == "all_reduce" or call.root == rank:
-                out = call.outputs[0]
-                factors = self._slots_factors(call)
-                worker.fold_slots(out.data_ptr(), out.nbytes, call.dtype_code, call.op.code, factors)
+            if call.root in (-1, rank):
+                out, all_bytes = call.outputs[0], call.inputs[0].nbytes
+                at = rank * out.nbytes if call.name == "reduce_scatter_single" else 0
+                place = out.data_ptr(), out.nbytes, at, all_bytes
+                worker.fold_slots(*place, call.dtype_code, call.op.code, self._slots_factors(call))
         elif call.name == "broadcast":
             if call.root != rank:
                 out = call.outputs[0]
-                worker.take_slot(call.root, out.data_ptr(), out.nbytes)
+                worker.take_slot(call.root, out.data_ptr(), out.nbytes, 0, out.nbytes)
         elif call.name != "barrier" and call.outputs:
             outputs = call.outputs
             if len(outputs) == 1:  # one tensor with all parts
@@ -183,8 +186,10 @@ class Operations(OutOfBandBackend, OpensExchange):
                 places = [(outputs[0].data_ptr() + r * part, part) for r in range(self._size)]
             else:
                 places = [(t.data_ptr(), t.nbytes) for t in outputs]
+            to_each = call.name == "all_to_all_single"
             for source, (address, nbytes) in enumerate(places):
-                worker.take_slot(source, address, nbytes)
+                at, all_bytes = (rank * nbytes, call.inputs[0].nbytes) if to_each else (0, nbytes)
+                worker.take_slot(source, address, nbytes, at, all_bytes)
 
     def _slots_factors(self, call: Call) -> list[float]:
         assert self._slots is not None

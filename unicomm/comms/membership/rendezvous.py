@@ -71,6 +71,7 @@ from .rendezvous_parts import (
     encode,
     error_of,
     grow,
+    left_because,
     pack,
     ranges_of,
     read_failure,
@@ -236,8 +237,11 @@ class Rendezvous:
             self._failure = self._error(failure, "connect")
             raise self._failure
 
-    def abort(self, reason: str) -> None:
-        """Leaves early: the next call of each other member raises `PeerLostError` at once, with `reason`.
+    def abort(self, reason: str, cause: BaseException | None = None) -> None:
+        """Leaves early: the next call of each other member raises an error at once.
+
+        That is a `PeerLostError` with `reason`; or, if other ranks made this member leave, as they did not come to
+        a meeting of some members or are gone, the same as the `cause`, which names their global ranks.
 
         Only the member that cannot go on calls it. Without effect after an error or `close`.
         """
@@ -247,7 +251,8 @@ class Rendezvous:
         if self.size == 1:
             return
         with contextlib.suppress(BackendError, CommTimeoutError):
-            failure = {"kind": "left", "culprits": [[self.rank, self.rank]], "reason": reason}
+            failure = left_because(cause, self.labels[self.rank])
+            failure = failure or {"kind": "left", "culprits": [[self.rank, self.rank]], "reason": reason}
             # If this step has succeeded meanwhile, the others go on to the next step and must not wait there.
             for step in (self._step, self._step + 1):
                 if self._fail(step, failure).startswith(_FAILURE):
@@ -275,7 +280,7 @@ class Rendezvous:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self.abort(describe(error))
+            self.abort(describe(error), error)
         self.close()
 
     def _join(self, hello: Mapping[str, Any]) -> None:

@@ -109,11 +109,33 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
     elif kind == "twice":
         text = f"two processes call themselves {who}"
         hint = "give each its own rank; if one was restarted alone, let all others try again as well"
+    elif "cause" in failure:
+        error, text = _CAUSES[failure["cause"]], failure["reason"]
+        hint = f"see whether {who} runs, and what was printed there last"
     else:
         error, text = PeerLostError, f"{who} left: {failure['reason']}"
         hint = f"look at what {who} printed last"
     dead = culprits if kind == "dead" else ()
     return error(text, comm=comm, rank=rank, culprits=culprits, dead=dead, hint=hint)
+
+
+#: Errors about other ranks than the member that leaves because of them.
+_CAUSES: dict[str, type[CommError]] = {"timeout": CommTimeoutError, "lost": PeerLostError}
+
+
+def left_because(error: BaseException | None, member: int) -> dict[str, Any] | None:
+    """The failure of a member, a global rank, that leaves because of other ranks; None if it is the cause."""
+    for cause, kind in _CAUSES.items():
+        if isinstance(error, kind) and error.culprits and member not in error.culprits:
+            culprits = ranges_of(sorted(error.culprits))
+            return {
+                "kind": "left",
+                "culprits": culprits,
+                "global": True,
+                "reason": error.message,
+                "cause": cause,
+            }
+    return None
 
 
 def read_failure(text: bytes, size: int) -> dict[str, Any]:
@@ -133,6 +155,8 @@ def read_failure(text: bytes, size: int) -> dict[str, Any]:
         raise ValueError("a failure of no known kind")
     if missing := [name for name in kinds[failure["kind"]] if name not in failure]:
         raise ValueError(f"a failure without {missing[0]}")
+    if failure.get("cause", "lost") not in [*_CAUSES] or not isinstance(failure.get("reason", ""), str):
+        raise ValueError("a failure with an unknown cause")
     seconds = failure.get("seconds", 0)
     if not isinstance(seconds, (int, float)) or not 0 <= seconds <= _LONGEST:
         raise ValueError("seconds are no time")
