@@ -179,7 +179,8 @@ void bind_worker(nb::module_& m) {
             },
             nb::arg("to"), nb::arg("bytes"), nb::arg("at"), nb::arg("all"), nb::arg("dtype"), nb::arg("red"),
             nb::arg("factors"),
-            "Folds the same part of all ranks' data, which are `all` bytes each. Returns False if the element "
+            "Folds the same part of all ranks' data, which are `all` bytes each. Returns False if the "
+            "element "
             "type does not have the reduction.")
         .def(
             "reduce",

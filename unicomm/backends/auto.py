@@ -195,18 +195,17 @@ def _lack_of_ucx(setup: Setup) -> str:
 
     Nothing promises that UCX's versions understand each other.
     """
-    path = setup.hints["library"]
+    path, labels = setup.hints["library"], setup.rendezvous.labels
     lacks = why_not(path)
     mine = json.dumps([lacks, "" if lacks else version_text(open_library(path))])
     told = [json.loads(blob) for blob in setup.rendezvous.exchange("ucx", mine.encode())]
     if without := [r for r, (reason, _) in enumerate(told) if reason]:
-        return f"{rank_list([setup.labels[r] for r in without])}: {told[without[0]][0]}"
+        return f"{rank_list([labels[r] for r in without])}: {told[without[0]][0]}"
     versions = [version for _, version in told]
     if len(set(versions)) == 1:
         return ""
     other = next(r for r, version in enumerate(versions) if version != versions[0])
-    first, second = setup.labels[0], setup.labels[other]
-    return f"rank {first} has UCX {versions[0]}, rank {second} {versions[other]}"
+    return f"rank {labels[0]} has UCX {versions[0]}, rank {labels[other]} {versions[other]}"
 
 
 def _far_hints(backend: type[Backend], setup: Setup, address: str) -> dict[str, Any]:
@@ -261,7 +260,7 @@ class _Part:
     rank: int
 
     def connect(self, backend: type[Backend], setup: Setup, hints: Mapping[str, Any]) -> Backend:
-        """Connects the part's ranks. Errors name the communicator's ranks as culprits."""
+        """Connects the part's ranks. Errors name ranks as those of the whole communicator's creation do."""
         rendezvous, size = setup.rendezvous, len(self.ranks)
         # Less than the others wait for these ranks: those that know who is missing then tell them.
         left = max(0.1, patience(rendezvous))
@@ -270,6 +269,8 @@ class _Part:
             assert setup.store is not None
             store = PrefixStore(f"unicomm-part/{rendezvous.uid}", setup.store)
         labels = [setup.labels[r] for r in self.ranks]
+        # Those that errors of this creation name: in `reconfigure` these are places in its list.
+        named = [rendezvous.labels[r] for r in self.ranks]
         with meet(
             store,
             self.name,
@@ -277,7 +278,7 @@ class _Part:
             size,
             timeout=left,
             hello={},
-            labels=labels if size > 1 else None,
+            labels=named if size > 1 else None,
             check_peers=rendezvous.check,
         ) as own:
             return backend.connect(

@@ -147,9 +147,9 @@ class ShmBackend(
             if bad or group is None:
                 reason = answers[bad[0]][0] if bad else "no segment"
                 raise BackendError(
-                    f"no shared memory on rank {setup.labels[bad[0]] if bad else 0}: {reason}",
+                    f"no shared memory on rank {setup.rendezvous.labels[bad[0]] if bad else 0}: {reason}",
                     comm=setup.name,
-                    culprits=[setup.labels[r] for r in bad],
+                    culprits=[setup.rendezvous.labels[r] for r in bad],
                     hint="all ranks must run as the same user, see each other in /proc and have memory left;"
                     " in containers share the PID namespace",
                 )
@@ -325,11 +325,12 @@ def _p2p_bytes(size: int) -> int:
 
 
 def _same_host(setup: Setup, hosts: Sequence[str]) -> None:
-    elsewhere = [setup.labels[r] for r, host in enumerate(hosts) if host.split()[1:] != hosts[0].split()[1:]]
+    labels = setup.rendezvous.labels
+    elsewhere = [labels[r] for r, host in enumerate(hosts) if host.split()[1:] != hosts[0].split()[1:]]
     if elsewhere:
         names = sorted({host.split()[0] for host in hosts})
         raise UnsupportedError(
-            f"shm needs all ranks on one host, but ranks {elsewhere} are not where rank {setup.labels[0]} is"
+            f"shm needs all ranks on one host, but ranks {elsewhere} are not where rank {labels[0]} is"
             f" (hosts: {', '.join(names)})",
             comm=setup.name,
             hint="use the backend 'gloo' across hosts; containers of one host must share the PID namespace",

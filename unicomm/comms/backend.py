@@ -66,6 +66,10 @@ class SetupRendezvous(Protocol):
 
     Each method except `remaining` is collective among the ranks or, as `check`, raises when a rank has left;
     `unicomm.comms.membership.rendezvous.Rendezvous` implements it and says which errors are raised.
+
+    Attributes:
+        labels: the ranks as errors of this creation name them: by their numbers in the whole job, or, in
+            `reconfigure`, by their places in its list.
     """
 
     rank: int

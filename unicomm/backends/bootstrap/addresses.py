@@ -136,10 +136,11 @@ def choose_for(setup: Setup, places: Sequence[Place], cure: str) -> str:
     try:
         return choose(places, setup.rank)
     except OSError as error:
+        me = setup.rendezvous.labels[setup.rank]
         raise BackendError(
-            f"rank {setup.rank} cannot be reached from other hosts: {error}",
+            f"rank {me} cannot be reached from other hosts: {error}",
             comm=setup.name,
-            culprits=[setup.rank],
+            culprits=[me],
             hint=f"connect the host to a network, or {cure}",
         ) from error
 

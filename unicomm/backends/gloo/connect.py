@@ -144,6 +144,6 @@ def _need_descriptors(setup: Setup, count: int) -> None:
         raise BackendError(
             f"gloo needs some {count} file descriptors for {setup.size} ranks; {used} of {limit} are in use",
             comm=setup.name,
-            culprits=[setup.labels[setup.rank]],
+            culprits=[setup.rendezvous.labels[setup.rank]],
             hint="raise the limit (ulimit -n), or finalize communicators that are not used any more",
         )

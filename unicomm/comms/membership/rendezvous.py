@@ -240,8 +240,8 @@ class Rendezvous:
     def abort(self, reason: str, cause: BaseException | None = None) -> None:
         """Leaves early: the next call of each other member raises an error at once.
 
-        That is a `PeerLostError` with `reason`; or, if other ranks made this member leave, as they did not come to
-        a meeting of some members or are gone, the same as the `cause`, which names their global ranks.
+        That is a `PeerLostError` with `reason`; or, if other ranks made this member leave, as they did not
+        come to a meeting of some members or are gone, the same as the `cause`, with their global ranks.
 
         Only the member that cannot go on calls it. Without effect after an error or `close`.
         """
