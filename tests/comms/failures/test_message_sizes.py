@@ -30,7 +30,8 @@ def ranks(backend: str, hints: Any) -> list[Communicator]:
 @pytest.mark.parametrize("sent", [SMALL, LARGE])
 @pytest.mark.parametrize("expected", ["shorter", "longer", "other type"])
 @pytest.mark.parametrize(
-    ("backend", "hints"), [("shm", None), ("gloo", None), ("ucx", None), ("auto", HOSTS)]
+    ("backend", "hints"),
+    [("shm", None), ("gloo", None), ("ucx", None), ("auto", HOSTS), ("auto", HOSTS | {"between": "gloo"})],
 )
 def test_who_raises(backend, hints, sent, expected):
     comms = ranks(backend, hints)
@@ -52,7 +53,7 @@ def test_who_raises(backend, hints, sent, expected):
     elif expected == "other type":  # not compared
         assert [type(work) for work in (sends, receives)] == [unicomm.Work] * 2
     else:
-        ucx = backend == "ucx"
+        ucx = comms[0].get_backend() == "ucx"
         if ucx:  # complete for its sender as soon as UCX has it, or the receiver has got what fits
             assert isinstance(sends, unicomm.Work), repr(sends)
         else:
