@@ -1,6 +1,8 @@
 // The rounds of a Group, its waits and its failures.
 #include "shm/group.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -17,6 +19,7 @@ constexpr uint64_t kSignalsNs = 100000000;  // between two checks for signals
 std::atomic<SignalCheck> signal_check{nullptr};
 constexpr uint64_t kDirectBytes = 64 * 1024;  // below, the extra round costs more than the staging copy
 
+constexpr uint64_t kEndsNs = 1000000000;  // from the end of a process' files to that of the process, at most
 constexpr uint64_t kReadBytes = 4 * 1024 * 1024;  // from another process, between two looks at the ranks
 
 uint32_t offer_tag(uint64_t round) { return uint32_t(with_checksum(round + 1) >> 32) | 1; }
@@ -418,6 +421,15 @@ Fault Group::locate(int rank, uint64_t offset, uint64_t bytes, const char*& data
     return reach(rank, offer, offset, bytes, data);
 }
 
+bool Group::is_ending(int rank) const {
+    const uint64_t end = now_ns() + kEndsNs;
+    while (!watch_.dead(rank)) {
+        if (now_ns() > end) return false;
+        usleep(1000);
+    }
+    return true;
+}
+
 Fault Group::reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes, const char*& data) {
     size_t r = size_t(rank);
     const char* base = nullptr;
@@ -429,6 +441,8 @@ Fault Group::reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes
             if (!heaps_[r])
                 heaps_[r] = std::make_unique<PeerHeap>(pids_[r], int(offer.heap_fd), offer.heap_size);
         } catch (const SystemFailure& failure) {
+            Fault fault;
+            if (is_ending(rank) && must_stop({rank}, ~uint64_t{0}, true, fault)) return break_group(fault);
             return break_group({FaultCode::kInternal, {rank}, {}, failure.what()});
         }
         base = heaps_[r]->base(), size = heaps_[r]->size();

@@ -174,6 +174,8 @@ class Group {
     Fault locate(int rank, uint64_t offset, uint64_t bytes, const char*& data);
     Fault copy_offer(int rank, uint64_t offset, Buffer to, const ResultCopy& result);
     Fault share_chunk(const Op& op, bool first, uint64_t bytes);
+    // Whether a rank's process ends now: its files are closed a little before that can be seen.
+    bool is_ending(int rank) const;
     Fault reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes, const char*& data);
     static Offer offer_of(const char* data);
     // Reads what `rank` keeps in place for this rank. `there` is set to false if it cannot be read although

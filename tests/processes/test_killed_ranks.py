@@ -231,3 +231,16 @@ def test_during_creation(start, rings, moment):
         assert said["after"] == said["before"]
     assert job.end() == [-signal.SIGKILL if process.rank == VICTIM else 0 for process in job.ranks]
     assert all(str(job[VICTIM].pid) in path.name for path in rings.rglob("*.ucring"))
+
+
+def test_before_the_memory_that_it_offers_was_opened(start):
+    """Its descriptors, by which the others open it, are gone before its end can be seen."""
+    job = start("offered.py", 2)
+    job.next("ready")
+    time.sleep(0.5)  # rank 0 waits in the gather by then; if not, its end is noticed as usual
+    job[0].signal(signal.SIGKILL)
+    assert job[0].end() == -signal.SIGKILL
+    job[1].tell()
+    error = job[1].next("error")
+    assert (error["type"], error["culprits"]) == ("PeerLostError", [0]), error
+    assert job[1].end() == 0
