@@ -662,7 +662,7 @@ class UcxWorker:
         self, to: int, bytes: int, at: int, all: int, dtype: int, red: int, factors: Sequence[float]
     ) -> bool:
         """
-        Folds the same part of all ranks' data, which are `all` bytes each. Returns False if the element type does not have the reduction.
+        Folds the same part of all ranks' data, `all` bytes each. Returns False if the core cannot.
         """
 
     def reduce(

@@ -179,9 +179,7 @@ void bind_worker(nb::module_& m) {
             },
             nb::arg("to"), nb::arg("bytes"), nb::arg("at"), nb::arg("all"), nb::arg("dtype"), nb::arg("red"),
             nb::arg("factors"),
-            "Folds the same part of all ranks' data, which are `all` bytes each. Returns False if the "
-            "element "
-            "type does not have the reduction.")
+            "Folds the same part of all ranks' data, `all` bytes each. Returns False if the core cannot.")
         .def(
             "reduce",
             [](UcxWorker& w, const std::vector<std::pair<uintptr_t, size_t>>& shares, uintptr_t out,

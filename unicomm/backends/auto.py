@@ -172,22 +172,28 @@ def _connect(
 def _connect_far(setup: Setup, address: str) -> Far:
     """Collective: returns what carries messages between hosts, which connects all ranks."""
     wanted = setup.hints[_BETWEEN.name]
-    if wanted != "gloo":
-        if lacking := _lack_of_ucx(setup):
-            text = f"no ucx between hosts, {lacking}"
-            if wanted:
-                cure = "pip install 'unicomm[ucx]', or the hint between=gloo"
-                raise UnsupportedError(text, comm=setup.name, hint=cure)
-            _log.info("communicator '%s': gloo, as there is %s", setup.name, text)
-        else:
-            try:
-                return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
-            except BackendError as error:  # the same error on all ranks
-                if wanted:
-                    raise
-                text = "communicator '%s': gloo between hosts, because of this: %s"
-                _log.warning(text, setup.name, error.message)
+    if wanted != "gloo" and (far := _connect_ucx(setup, address, bool(wanted))) is not None:
+        return far
     return GlooBackend.connect(replace(setup, hints=_far_hints(GlooBackend, setup, address)))
+
+
+def _connect_ucx(setup: Setup, address: str, needed: bool) -> UcxBackend | None:
+    """Collective: returns UCX's communicator; None, on all ranks, without one that is not `needed`."""
+    if lacking := _lack_of_ucx(setup):
+        text = f"no ucx between hosts, {lacking}"
+        if needed:
+            cure = "pip install 'unicomm[ucx]', or the hint between=gloo"
+            raise UnsupportedError(text, comm=setup.name, hint=cure)
+        _log.info("communicator '%s': gloo, as there is %s", setup.name, text)
+        return None
+    try:
+        return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
+    except BackendError as error:  # the same error on all ranks
+        if needed:
+            raise
+        text = "communicator '%s': gloo between hosts, because of this: %s"
+        _log.warning(text, setup.name, error.message)
+        return None
 
 
 def _lack_of_ucx(setup: Setup) -> str:
@@ -260,7 +266,7 @@ class _Part:
     rank: int
 
     def connect(self, backend: type[Backend], setup: Setup, hints: Mapping[str, Any]) -> Backend:
-        """Connects the part's ranks. Errors name ranks as those of the whole communicator's creation do."""
+        """Connects the part's ranks. Its errors number the ranks as the errors of the whole creation do."""
         rendezvous, size = setup.rendezvous, len(self.ranks)
         # Less than the others wait for these ranks: those that know who is missing then tell them.
         left = max(0.1, patience(rendezvous))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,10 @@ _GO = b"g"
 
 
 def with_other_seeds(program: object, ranks: Sequence[int]) -> Sequence[int]:
-    """Returns those of `ranks` that get another hash seed; none if the program is a function."""
+    """Returns those of `ranks` that run with another hash seed.
+
+    None if the program is a function, which a new interpreter cannot get.
+    """
     fixed = (os.environ.get(_VARIABLE) or "random") != "random"
     if fixed or not isinstance(program, str) or not _depends_on_hashes(Path(program)):
         return ()
@@ -106,7 +110,10 @@ class Waiting:
         os.close(self.into)
         return self.out, self.pid
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Ends it before it has run the program."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
         os.close(self.out)
         os.close(self.into)
 

@@ -1,4 +1,4 @@
-"""What is imported once for the ranks that are forked from a process."""
+"""Imports that a process does once, so that the ranks that are forked from it share them."""
 
 from __future__ import annotations
 

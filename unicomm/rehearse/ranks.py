@@ -1,4 +1,4 @@
-"""The parent of a rehearsal's ranks: forks each rank, and hears how it ends."""
+"""The parent process of a rehearsal: starts a process for each rank, and notes how it ended."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def run_ranks(
     finally:
         pool.kill()
         for one in spawned.values():
-            os.kill(one.pid, signal.SIGKILL)
-            os.waitpid(one.pid, 0)
-            one.close()
+            one.end()
         gc.unfreeze()
     return pool.ends
 

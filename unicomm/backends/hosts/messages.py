@@ -212,7 +212,7 @@ class _Driver:
             over += got
 
     def close(self) -> None:
-        """Returns when the thread has left the exchange: the next user of its backend may be another one."""
+        """Returns when the thread no longer uses the exchange: another thread may use its backend next."""
         self._closing = True
         self._far.interrupt()
         self._left.wait()

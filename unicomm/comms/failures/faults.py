@@ -129,21 +129,6 @@ def rank_list(ranks: Sequence[int], verb: str = "") -> str:
     return f"{text} {verb if len(ranks) == 1 else {'is': 'are', 'has': 'have', 'does': 'do'}[verb]}"
 
 
-def in_global_ranks(error: CommError, labels: Sequence[int]) -> CommError:
-    """Returns an error that names ranks of a communicator as one that names global ranks, its `labels`."""
-    if not error.culprits or list(labels) == list(range(len(labels))):
-        return error
-
-    def named(ranks: Sequence[int]) -> list[int]:
-        return [labels[r] for r in ranks if r < len(labels)]
-
-    culprits = named(error.culprits)
-    found = error.again(f"{error.message} (global {rank_list(culprits)})")
-    found.culprits = tuple(culprits)
-    found.sort_culprits(named(error.dead), named(error.absent), named(error.late))
-    return found
-
-
 # --- from what is known ------------------------------------------------------------------------------------
 
 
@@ -237,10 +222,26 @@ def renumber_error(error: CommError, ranks: Sequence[int]) -> CommError:
     """The error in the numbers of another communicator; see `renumbered`."""
     if error.fault is not None:
         return error_of(renumbered(error.fault, ranks))
-    known: dict[str, Any] = {
-        kind: [ranks[r] for r in getattr(error, kind) if 0 <= r < len(ranks)] for kind in _RANK_FIELDS
-    }
+    known: dict[str, Any] = _ranks_in(error, ranks)
     return type(error)(error.message, hint=error.hint, **known)
+
+
+def in_global_ranks(error: CommError, labels: Sequence[int]) -> CommError:
+    """Converts an error to global ranks. `labels`: the global rank of each rank of the communicator.
+
+    The message keeps its numbers, and says the global ranks as well.
+    """
+    if not error.culprits or list(labels) == list(range(len(labels))):
+        return error
+    known = _ranks_in(error, labels)
+    found = error.again(f"{error.message} (global {rank_list(known['culprits'])})")
+    for kind, ranks in known.items():
+        setattr(found, kind, tuple(ranks))
+    return found
+
+
+def _ranks_in(error: CommError, ranks: Sequence[int]) -> dict[str, list[int]]:
+    return {kind: [ranks[r] for r in getattr(error, kind) if 0 <= r < len(ranks)] for kind in _RANK_FIELDS}
 
 
 # --- the error ---------------------------------------------------------------------------------------------
