@@ -39,6 +39,26 @@ class WorkBase:
 
     seq: int
 
+class Counts:
+    """How many operations a rank has begun on a communicator."""
+
+    def __init__(self, size: int) -> None: ...
+    @property
+    def entered(self) -> int:
+        """Collectives."""
+
+    @entered.setter
+    def entered(self, arg: int, /) -> None: ...
+    @property
+    def running(self) -> str:
+        """The collective that runs in native code, or ""."""
+
+    def next(self, peer: int, send: bool) -> int:
+        """Counts a message without a tag to or from `peer`; returns its number."""
+
+    def of(self, peer: int, send: bool) -> int:
+        """How many messages there were to or from `peer`."""
+
 class Recorder:
     def __init__(self, path: str, meta: str, rank: int, world: int, records: int) -> None: ...
     def add_comm(self, name: str, backend: str, uid: str, ranks: str, rank: int, size: int) -> int: ...
@@ -230,7 +250,10 @@ class ShmSegment:
     @property
     def bytes(self) -> int: ...
 
-class ShmGroup:
+class FastOperations:
+    """What runs the operations of a fast path."""
+
+class ShmGroup(FastOperations):
     def __init__(self, segment: ShmSegment, rank: int, pids: Sequence[int], name: str = "") -> None: ...
     def run(
         self,
@@ -334,9 +357,13 @@ class FastPath(FastCalls):
     Operations in one native call. Each returns False, before it has done anything, if the general path has to run it.
     """
 
-    def __init__(self, group: ShmGroup, recorder: Recorder, comm: int, timeout: float) -> None: ...
+    def __init__(self, backend: FastOperations, recorder: Recorder, comm: int, timeout: float) -> None: ...
     @property
-    def group(self) -> ShmGroup: ...
+    def backend(self) -> FastOperations: ...
+    @property
+    def failed(self) -> object:
+        """The tensors of the message that failed, or None."""
+
     def next_seq(self) -> int: ...
     @property
     def seq(self) -> int: ...
@@ -412,7 +439,6 @@ def short_method(general: object, op: int, names: tuple[str, ...], defaults: tup
 class SingleMessages:
     """Messages of a process group that need not wait."""
 
-    def __init__(self, fast: FastPath) -> None: ...
     @property
     def patience(self) -> float:
         """Seconds that a receive waits in the core at most."""
@@ -425,6 +451,11 @@ class SingleMessages:
         """
         Returns the message's number once it is complete. None: nothing has happened. (number, op_id, record): it has begun, the queue has to run it, and the fast path is blocked until then.
         """
+
+def single_messages(fast: object) -> SingleMessages | None:
+    """
+    Returns those of a communicator with this fast path; None if it has none in memory.
+    """
 
 def all_reduce_method(
     options: type,
@@ -681,6 +712,21 @@ class UcxWorker:
         """
 
     def broadcast(self, data: int, bytes: int, root: int, chunk: int) -> None: ...
+
+class UcxFast(FastOperations):
+    """Small operations of a worker, for a fast path."""
+
+    def __init__(self, worker: UcxWorker, compares: bool, counts: Counts, supervisor: object) -> None:
+        """`supervisor` is held weakly."""
+
+    def wait_idle(self) -> None:
+        """Waits until no operation runs."""
+
+    @property
+    def awaited(self) -> list[tuple[int, bool, int, int]]:
+        """
+        The messages of the last exchange: peer, whether it is a send, number, bytes.
+        """
 
 class UcxMessages:
     """Messages of a worker that complete one by one."""

@@ -47,6 +47,7 @@ Id read_id(const nb::bytes& bytes) {
     return id;
 }
 
+void bind_operations(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_dump(nb::module_& m);
 void bind_reduce(nb::module_& m);

@@ -26,6 +26,7 @@ NB_MODULE(_core, m) {
         .value("UNSUPPORTED", FaultCode::kUnsupported)
         .value("SILENT_CORRUPTION", FaultCode::kSilentCorruption);
     unicomm::bind_work(m);
+    unicomm::bind_operations(m);
     unicomm::bind_recorder(m);
     unicomm::bind_dump(m);
     unicomm::bind_reduce(m);

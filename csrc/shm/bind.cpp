@@ -176,7 +176,8 @@ void bind_shm(nb::module_& m) {
         .def("close_fd", &Segment::close_fd, "To be called once all ranks have mapped it.")
         .def_prop_ro("fd", &Segment::fd)
         .def_prop_ro("bytes", [](Segment& s) { return s.layout().bytes; });
-    nb::class_<Group>(m, "ShmGroup")
+    nb::class_<FastOperations>(m, "FastOperations", "What runs the operations of a fast path.");
+    nb::class_<Group, FastOperations>(m, "ShmGroup")
         .def(
             "__init__",
             [](Group* self, std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids,

@@ -31,6 +31,21 @@ constexpr uint32_t kCutOutputs =
 bool cuts_input(OpCode code) { return in(kCutInputs, code); }
 bool cuts_output(OpCode code) { return in(kCutOutputs, code); }
 
+Fault Group::collective(const Op& op, const Tensor& in, const Tensor& out) {
+    const auto code = static_cast<OpCode>(op.code);
+    if (code == OpCode::kAllReduce && world_ > 1) {  // the most frequent operation: no lists of parts
+        return all_reduce(op, static_cast<char*>(in.data), static_cast<char*>(out.data), op.count);
+    }
+    if (world_ == 1) {
+        if (code != OpCode::kBarrier) alone(op, buffer_of(in), buffer_of(out));
+        return {};
+    }
+    if (code == OpCode::kBarrier) return barrier(op);
+    if (code == OpCode::kBroadcast) return broadcast(op, buffer_of(out));
+    return dispatch(*this, op, equal_parts(in, cuts_input(code) ? world_ : 1),
+                    equal_parts(out, cuts_output(code) ? world_ : 1), op.count);
+}
+
 Fault dispatch(Group& g, const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs,
                uint64_t elements) {
     if (g.world() == 1) {

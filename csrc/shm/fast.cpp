@@ -1,5 +1,5 @@
-// The fast path of shared memory: one native call from the Python method runs a small synchronous operation.
-// It reads and checks the arguments, numbers and records the operation, and runs it.
+// The fast path: one native call from the Python method runs a small synchronous operation. It reads and
+// checks the arguments, numbers and records the operation, and has the backend's `FastOperations` run it.
 //
 // The general path is in unicomm/comms/execution.
 #include <nanobind/stl/pair.h>
@@ -13,30 +13,30 @@
 #include "recorder/recorder.hpp"
 #include "shm/dispatch.hpp"
 #include "shm/fast_calls.hpp"
+#include "shm/fast_operations.hpp"
 #include "shm/methods/group_all_reduce.hpp"
 #include "shm/methods/short_methods.hpp"
 
 namespace unicomm {
 namespace {
 
-using shm::equal_parts;
-using shm::Group;
 using shm::Op;
 
 class FastPath : public FastCalls {
   public:
-    FastPath(nb::object group, nb::object recorder, uint16_t comm, double timeout)
+    FastPath(nb::object backend, nb::object recorder, uint16_t comm, double timeout)
         : FastCalls(std::move(recorder), comm, timeout),
-          group_(std::move(group)),
-          g_(*nb::inst_ptr<Group>(group_)),
-          pairs_(2 * size_t(g_.world())) {
-        g_.deadlock().recorded_in(&r_.writer, comm_);
+          backend_(std::move(backend)),
+          b_(nb::cast<FastOperations&>(backend_)),
+          pairs_(2 * size_t(b_.world())) {
+        b_.recorded_in(&r_.writer, comm_);
     }
 
-    ~FastPath() override { g_.deadlock().recorded_in(nullptr, 0); }
-    void give_up() override { g_.abort(); }
-    void wake_waiting() override { g_.wake_me(); }
-    nb::object group() const { return group_; }
+    ~FastPath() override { b_.recorded_in(nullptr, 0); }
+    void give_up() override { b_.abort(); }
+    void wake_waiting() override { b_.wake_me(); }
+    nb::object backend() const { return backend_; }
+    nb::object failed() const { return failed_; }
     uint64_t next_seq() { return ++seq_; }
     uint64_t seq() const { return seq_; }
 
@@ -70,7 +70,7 @@ class FastPath : public FastCalls {
             return no();
         long r = PyLong_AsLong(root.ptr());
         if (r == -1 && PyErr_Occurred()) PyErr_Clear();
-        if (r < 0 || r >= g_.world()) return no();
+        if (r < 0 || r >= b_.world()) return no();
         return run(OpCode::kBroadcast, Red::kNone, static_cast<int>(r), t, t, t.numel);
     }
 
@@ -85,7 +85,7 @@ class FastPath : public FastCalls {
         Tensor out, in;
         if (!plain(async_op, hints, timeout_arg) || !read(output, true, out) || !read(input, false, in))
             return no();
-        if (in.dtype != out.dtype || out.numel != in.numel * g_.world() || overlap(in, out)) return no();
+        if (in.dtype != out.dtype || out.numel != in.numel * b_.world() || overlap(in, out)) return no();
         return run(OpCode::kAllGatherSingle, Red::kNone, -1, in, out, in.numel);
     }
 
@@ -96,7 +96,7 @@ class FastPath : public FastCalls {
         if (!plain(async_op, hints, timeout_arg) || !read(output, true, out) || !read(input, false, in))
             return no();
         if (!reduction(op, in.dtype, red)) return no();
-        if (in.dtype != out.dtype || in.numel != out.numel * g_.world() || overlap(in, out)) return no();
+        if (in.dtype != out.dtype || in.numel != out.numel * b_.world() || overlap(in, out)) return no();
         return run(OpCode::kReduceScatterSingle, static_cast<Red>(red), -1, in, out, out.numel);
     }
 
@@ -105,7 +105,7 @@ class FastPath : public FastCalls {
         Tensor out, in;
         if (!plain(async_op, hints, timeout_arg) || !read(output, true, out) || !read(input, false, in))
             return no();
-        if (in.dtype != out.dtype || in.numel != out.numel || in.numel % g_.world() || overlap(in, out))
+        if (in.dtype != out.dtype || in.numel != out.numel || in.numel % b_.world() || overlap(in, out))
             return no();
         return run(OpCode::kAllToAllSingle, Red::kNone, -1, in, out, in.numel);
     }
@@ -137,8 +137,8 @@ class FastPath : public FastCalls {
                 if (i != j && overlap(tensors[i], tensors[j])) return no();
             }
         }
-        std::unique_lock running(g_.running(), std::try_to_lock);
-        if (!running || blocked() || count == 0) return no();
+        std::unique_lock running(b_.running(), std::try_to_lock);
+        if (!running || blocked() || count == 0 || !b_.begins(messages)) return no();
         std::vector<uint64_t> records;
         ring::NewRecord first, n;
         for (size_t i = 0; i < count; ++i) {
@@ -155,11 +155,11 @@ class FastPath : public FastCalls {
         {
             Running now(*this, n.op, n.seq);
             GilReleased release;
-            fault = g_.exchange(messages, deadline_after(timeout, first.created_ns));
+            fault = b_.exchange(messages, deadline_after(timeout, first.created_ns));
         }
         auto state = fault ? ring::State::kFailed : ring::State::kCompleted;
         for (uint64_t record : records) r_.writer.finish(record, state, static_cast<uint32_t>(fault.code));
-        if (fault) return nb::make_tuple(n.seq, fault_tuple(fault));
+        if (fault) return failure_of(n.seq, fault, items);
         raise_late_signals();
         return FastCalls::work(batch_, n.seq);
     }
@@ -178,7 +178,7 @@ class FastPath : public FastCalls {
         if (!m.send && !kind.equal(recv_)) return false;
         long to = PyLong_AsLong(peer.ptr());
         if (to == -1 && PyErr_Occurred()) PyErr_Clear();
-        if (to < 0 || to >= g_.world() || to == g_.rank() || !read(value, !m.send, t)) return false;
+        if (to < 0 || to >= b_.world() || to == b_.rank() || !read(value, !m.send, t)) return false;
         m.peer = int(to);
         m.buffer = shm::buffer_of(t);
         m.dtype = t.dtype;
@@ -194,9 +194,11 @@ class FastPath : public FastCalls {
             return no();
         long peer = PyLong_AsLong(peer_arg.ptr());
         if (peer == -1 && PyErr_Occurred()) PyErr_Clear();
-        if (peer < 0 || peer >= g_.world() || peer == g_.rank()) return no();
-        std::unique_lock running(g_.running(), std::try_to_lock);
-        if (!running || blocked()) return no();
+        if (peer < 0 || peer >= b_.world() || peer == b_.rank()) return no();
+        const std::vector<shm::Message> messages{
+            {send, int(peer), shm::buffer_of(t), t.dtype, uint64_t(t.numel)}};
+        std::unique_lock running(b_.running(), std::try_to_lock);
+        if (!running || blocked() || !b_.begins(messages)) return no();
         ring::NewRecord n = record_of_message(send, t, next_pair_seq(int(peer), send), int(peer));
         uint64_t deadline = deadline_after(timeout, n.created_ns);
         uint64_t record = r_.writer.begin(n);
@@ -204,15 +206,27 @@ class FastPath : public FastCalls {
         {
             Running now(*this, n.op, n.seq);
             GilReleased release;
-            fault = g_.exchange({{send, int(peer), shm::buffer_of(t), t.dtype, uint64_t(t.numel)}}, deadline);
+            fault = b_.exchange(messages, deadline);
         }
-        return finished(record, n, fault, true);
+        return finished(record, n, fault, true, tensor);
     }
 
-    nb::object finished(uint64_t record, const ring::NewRecord& n, const Fault& fault, bool as_work) {
+    // `tensors`: what a failed message may still touch.
+    nb::object failure_of(uint64_t seq, const Fault& fault, nb::handle tensors) {
+        failed_ = nb::borrow(tensors);
+        try {
+            return nb::make_tuple(seq, fault_tuple(fault));
+        } catch (nb::python_error&) {
+            b_.interrupted();
+            throw;
+        }
+    }
+
+    nb::object finished(uint64_t record, const ring::NewRecord& n, const Fault& fault, bool as_work,
+                        nb::handle tensors = nb::none()) {
         auto state = fault ? ring::State::kFailed : ring::State::kCompleted;
         r_.writer.finish(record, state, static_cast<uint32_t>(fault.code));
-        if (fault) return nb::make_tuple(n.seq, fault_tuple(fault));
+        if (fault) return failure_of(n.seq, fault, tensors);
         raise_late_signals();
         return as_work ? work(static_cast<OpCode>(n.op), n.seq) : nb::borrow(Py_True);
     }
@@ -243,7 +257,7 @@ class FastPath : public FastCalls {
                    bool as_work = true) {
         // Locked before the sequence number is taken, while the GIL is held: numbers must follow the order of
         // the operations. If another thread's operation runs, the general path queues this one.
-        std::unique_lock running(g_.running(), std::try_to_lock);
+        std::unique_lock running(b_.running(), std::try_to_lock);
         if (!running || blocked()) return no();
         Op op;
         op.code = static_cast<uint32_t>(code);
@@ -251,6 +265,7 @@ class FastPath : public FastCalls {
         op.red = red;
         op.root = root;
         op.count = static_cast<uint64_t>(count);
+        if (!b_.begins(op, in)) return no();
 
         ring::NewRecord n = record_of(uint32_t(code), next_seq(), root);
         op.deadline_ns = deadline_after(timeout, n.created_ns);
@@ -264,44 +279,24 @@ class FastPath : public FastCalls {
         uint64_t record = r_.writer.begin(n);
 
         Fault fault;
-        if (g_.world() == 1) {
-            fault = perform(op, in, out, count, tensors);
+        if (b_.world() == 1) {
+            fault = b_.collective(op, in, out);
         } else {
-            fault = perform_without_gil(op, n.seq, in, out, count, tensors);
+            fault = without_gil(op, n.seq, in, out);
         }
         return finished(record, n, fault, as_work);
     }
 
     // Not inlined: a group of one rank, which keeps the GIL, would pay for it.
-    [[gnu::noinline]] Fault perform_without_gil(const Op& op, uint64_t seq, const Tensor& in,
-                                                const Tensor& out, int64_t count, bool tensors) {
+    [[gnu::noinline]] Fault without_gil(const Op& op, uint64_t seq, const Tensor& in, const Tensor& out) {
         Running now(*this, op.code, seq);
         GilReleased release;
-        return perform(op, in, out, count, tensors);
+        return b_.collective(op, in, out);
     }
 
-    Fault perform(const Op& op, const Tensor& in, const Tensor& out, int64_t count, bool tensors) {
-        auto code = static_cast<OpCode>(op.code);
-        if (code == OpCode::kAllReduce && g_.world() > 1) {  // the most frequent operation: no lists of parts
-            return g_.all_reduce(op, static_cast<char*>(in.data), static_cast<char*>(out.data),
-                                 static_cast<uint64_t>(count));
-        }
-        if (g_.world() == 1) {
-            if (tensors) g_.alone(op, shm::buffer_of(in), shm::buffer_of(out));
-            return {};
-        }
-        if (code == OpCode::kBarrier) return g_.barrier(op);
-        if (code == OpCode::kBroadcast) return g_.broadcast(op, shm::buffer_of(out));
-        std::vector<shm::Buffer> ins, outs;
-        if (tensors) {
-            ins = equal_parts(in, shm::cuts_input(code) ? g_.world() : 1);
-            outs = equal_parts(out, shm::cuts_output(code) ? g_.world() : 1);
-        }
-        return shm::dispatch(g_, op, ins, outs, static_cast<uint64_t>(count));
-    }
-
-    nb::object group_;  // keeps the group alive
-    Group& g_;
+    nb::object backend_;  // keeps it alive
+    FastOperations& b_;
+    nb::object failed_ = nb::none();
     uint64_t seq_ = 0;             // guarded by the GIL
     std::vector<uint64_t> pairs_;  // guarded by the GIL
     nb::object op_, reduce_op_type_;
@@ -356,12 +351,13 @@ void bind_fast(nb::module_& m) {
     nb::class_<FastPath, FastCalls>(m, "FastPath",
                                     "Operations in one native call. Each returns False, before it has done "
                                     "anything, if the general path has to run it.")
-        .def(
-            nb::init<nb::object, nb::object, uint16_t, double>(), nb::arg("group"), nb::arg("recorder"),
-            nb::arg("comm"), nb::arg("timeout"),
-            nb::sig(
-                "def __init__(self, group: ShmGroup, recorder: Recorder, comm: int, timeout: float) -> None"))
-        .def_prop_ro("group", &FastPath::group, nb::sig("def group(self) -> ShmGroup"))
+        .def(nb::init<nb::object, nb::object, uint16_t, double>(), nb::arg("backend"), nb::arg("recorder"),
+             nb::arg("comm"), nb::arg("timeout"),
+             nb::sig("def __init__(self, backend: FastOperations, recorder: Recorder, comm: int, timeout: "
+                     "float) -> None"))
+        .def_prop_ro("backend", &FastPath::backend, nb::sig("def backend(self) -> FastOperations"))
+        .def_prop_ro("failed", &FastPath::failed, nb::sig("def failed(self) -> object"),
+                     "The tensors of the message that failed, or None.")
         .def("next_seq", &FastPath::next_seq)
         .def_prop_ro("seq", &FastPath::seq)
         .def("all_reduce", &FastPath::all_reduce, any("tensor"), any("op"), any("async_op"), any("hints"),

@@ -21,6 +21,7 @@
 #include "base/error.hpp"
 #include "operations/dtype.hpp"
 #include "reduce/fold.hpp"
+#include "shm/fast_operations.hpp"
 #include "shm/memory/heap.hpp"
 #include "shm/memory/peer_memory.hpp"
 #include "shm/memory/segment.hpp"
@@ -81,7 +82,7 @@ struct Transfer {
 using SignalCheck = bool (*)();
 void set_signal_check(SignalCheck check);
 
-class Group {
+class Group final : public FastOperations {
   public:
     // `name` appears in the messages of other ranks.
     Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids,
@@ -102,12 +103,14 @@ class Group {
     void alone(const Op& op, Buffer in, Buffer out);
     // Runs all messages together and returns when all are done. A message that does not fit the tensor of its
     // receiver is refused (kMismatch); the others continue.
-    Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
+    Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns) override;
+    // Any collective whose tensors have equal parts.
+    Fault collective(const Op& op, const Tensor& in, const Tensor& out) override;
 
     // Has messages that do not fit into the ring read in this process, where they lie, by the `readers`,
     // ranks that can. `proofs`: of the processes of all ranks.
     void offer_memory(std::vector<Proof> proofs, const std::vector<int>& readers);
-    void abort();  // may be called from any thread
+    void abort() override;  // may be called from any thread
     // Like `abort`, with the cause, which the other ranks get.
     void give_up(FaultCode code, const std::vector<int>& culprits);
     // Keeps operations of all ranks from timing out in the next `seconds`. Replaces what this rank asked for
@@ -122,11 +125,12 @@ class Group {
     Fault await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
                 uint64_t deadline_ns, const WaitKind* kind = nullptr);
     void wake() { waiter_.wake_others(); }
-    void wake_me() { waiter_.wake_me(); }       // has a wait of this rank look again; from any thread
-    std::mutex& running() { return running_; }  // held while an operation runs
+    void wake_me() override { waiter_.wake_me(); }
+    std::mutex& running() override { return running_; }
+    void recorded_in(ring::Writer* writer, uint16_t comm) override { deadlock_.recorded_in(writer, comm); }
     DeadlockDetector& deadlock() { return deadlock_; }
-    int rank() const { return rank_; }
-    int world() const { return world_; }
+    int rank() const override { return rank_; }
+    int world() const override { return world_; }
     Segment& segment() { return *segment_; }
     std::vector<int> dead_ranks() const;  // those whose processes have ended
     // The number of collectives whose data were read in place, and of messages that this rank received so.

@@ -15,6 +15,7 @@
 #include "base/clock.hpp"
 #include "reduce/fold.hpp"
 #include "ucx/collectives.hpp"
+#include "ucx/fast.hpp"
 #include "ucx/messages.hpp"
 #include "ucx/sockets.hpp"
 
@@ -69,6 +70,15 @@ struct UcxWorker {
         if (bytes > all || at > all - bytes) throw nb::value_error("not a part of a slot");
         return slots.data(rank) + at;
     }
+};
+
+// `Fast` with what it uses.
+struct UcxFast final : Fast {
+    UcxFast(nb::object of, bool compares, nb::object counts, nb::handle supervisor)
+        : Fast(nb::cast<UcxWorker&>(of).worker, compares ? &nb::cast<UcxWorker&>(of).slots : nullptr,
+               std::move(counts), supervisor),
+          worker(std::move(of)) {}
+    nb::object worker;
 };
 
 struct UcxMessages {
@@ -237,6 +247,18 @@ void bind_ucx(nb::module_& m) {
             nb::arg("level"),
             "Sets the level of UCX's own log, of this process. Returns False if it is none.");
     bind_worker(m);
+    nb::class_<UcxFast, FastOperations>(m, "UcxFast", "Small operations of a worker, for a fast path.")
+        .def(nb::init<nb::object, bool, nb::object, nb::handle>(), nb::arg("worker"), nb::arg("compares"),
+             nb::arg("counts"), nb::arg("supervisor"),
+             nb::sig("def __init__(self, worker: UcxWorker, compares: bool, counts: Counts, supervisor: "
+                     "object) -> "
+                     "None"),
+             "`supervisor` is held weakly.")
+        .def("wait_idle", &UcxFast::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
+             "Waits until no operation runs.")
+        .def_rw("moment", &UcxFast::moment, "Seconds in which an operation needs no supervision.")
+        .def_prop_ro("awaited", &UcxFast::awaited,
+                     "The messages of the last exchange: peer, whether it is a send, number, bytes.");
     nb::class_<UcxMessages>(m, "UcxMessages", "Messages of a worker that complete one by one.")
         .def(nb::init<const UcxWorker&>(), nb::arg("worker"))
         .def(

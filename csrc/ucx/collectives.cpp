@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <stdexcept>
+#include <utility>
 
 #include "reduce/fold.hpp"
 
@@ -49,35 +50,42 @@ Slots::Slots(std::shared_ptr<Worker> worker) : worker_(std::move(worker)) {
     lengths_.resize(size_t(worker_->size()));
 }
 
-Ended Slots::gather(const char* head, const void* data, size_t bytes) {
+void Slots::start(const char* head, const void* data, size_t bytes) {
     if (bytes > kData) throw std::invalid_argument("too much for a slot");
     const int size = worker_->size(), me = worker_->rank();
-    std::vector<Request*> receives(size_t(size), nullptr);
-    Group sends(*worker_);
+    receives_.assign(size_t(size), nullptr);
+    sends_.clear();
     for (int step = 1; step < size; ++step) {
         const int from = (me - step + size) % size;
-        receives[size_t(from)] = worker_->receive(from, slot(from), kHead + kData, Kind::kSlot);
+        receives_[size_t(from)] = worker_->receive(from, slot(from), kHead + kData, Kind::kSlot);
     }
     std::memcpy(slot(me), head, kHead);
     if (bytes != 0) std::memcpy(slot(me) + kHead, data, bytes);
     lengths_[size_t(me)] = kHead + bytes;
     for (int step = 1; step < size; ++step) {
-        sends.add(worker_->send((me + step) % size, slot(me), kHead + bytes, Kind::kSlot));
+        sends_.push_back(worker_->send((me + step) % size, slot(me), kHead + bytes, Kind::kSlot));
     }
-    int next = 0;
-    Ended ended = worker_->wait(
-        [&] {
-            for (; next < size; ++next) {
-                Request* request = receives[size_t(next)];
-                if (request == nullptr) continue;
-                if (!request->done) return false;
-                if (request->status < 0 || request->length < kHead) throw Failure("not a slot");
-                lengths_[size_t(next)] = request->length;
-                worker_->release(request);
-            }
-            return sends.over();
-        },
-        kForever);
+}
+
+bool Slots::arrived() {
+    for (size_t rank = 0; rank < receives_.size(); ++rank) {
+        Request*& request = receives_[rank];
+        if (request == nullptr) continue;
+        if (!request->done) return false;
+        if (request->status < 0 || request->length < kHead) throw Failure("not a slot");
+        lengths_[rank] = request->length;
+        worker_->release(std::exchange(request, nullptr));
+    }
+    while (!sends_.empty() && sends_.back()->done) {
+        worker_->release(sends_.back());
+        sends_.pop_back();
+    }
+    return sends_.empty();
+}
+
+Ended Slots::gather(const char* head, const void* data, size_t bytes) {
+    start(head, data, bytes);
+    const Ended ended = worker_->wait([this] { return arrived(); }, kForever);
     return ended == Ended::kDone ? worker_->flush(kForever) : ended;
 }
 

@@ -22,6 +22,9 @@ class Slots {
 
     // Exchanges heads of `kHead` bytes and up to `kData` bytes of data.
     Ended gather(const char* head, const void* data, size_t bytes);
+    // The same for a caller that waits by itself, with the worker, until `arrived`. Throw Failure.
+    void start(const char* head, const void* data, size_t bytes);
+    bool arrived();
     // Of the last gather:
     bool alike() const;
     const char* head(int rank) const { return slot(rank); }
@@ -34,6 +37,7 @@ class Slots {
     std::shared_ptr<Worker> worker_;
     char* memory_ = nullptr;  // held by the worker
     std::vector<size_t> lengths_;
+    std::vector<Request*> receives_, sends_;  // under way
 };
 
 // Exchanges a message with every rank: UCX connects with the first one.

@@ -28,7 +28,7 @@ class SingleMessages {
   public:
     explicit SingleMessages(nb::object fast)
         : fast_(std::move(fast)),
-          group_(fast_.attr("group")),
+          group_(fast_.attr("backend")),
           calls_(*nb::inst_ptr<FastCalls>(fast_)),
           g_(*nb::inst_ptr<Group>(group_)),
           exchange_(g_),
@@ -98,7 +98,6 @@ class SingleMessages {
 
 void bind_single_messages(nb::module_& m) {
     nb::class_<SingleMessages>(m, "SingleMessages", "Messages of a process group that need not wait.")
-        .def(nb::init<nb::object>(), nb::arg("fast"), nb::sig("def __init__(self, fast: FastPath) -> None"))
         .def_rw("patience", &SingleMessages::patience, "Seconds that a receive waits in the core at most.")
         .def("post", &SingleMessages::post, nb::arg("send"), nb::arg("tensors").none(),
              nb::arg("peer").none(), nb::arg("tag").none(), nb::arg("wait"),
@@ -106,6 +105,15 @@ void bind_single_messages(nb::module_& m) {
                      "int | tuple[int, int, int] | None"),
              "Returns the message's number once it is complete. None: nothing has happened. (number, op_id, "
              "record): it has begun, the queue has to run it, and the fast path is blocked until then.");
+    m.def(
+        "single_messages",
+        [](nb::object fast) -> nb::object {
+            if (!nb::isinstance<FastCalls>(fast) || !nb::isinstance<Group>(fast.attr("backend")))
+                return nb::none();
+            return nb::cast(new SingleMessages(std::move(fast)), nb::rv_policy::take_ownership);
+        },
+        nb::arg("fast").none(), nb::sig("def single_messages(fast: object) -> SingleMessages | None"),
+        "Returns those of a communicator with this fast path; None if it has none in memory.");
 }
 
 }  // namespace unicomm

@@ -10,14 +10,36 @@ from unicomm.testing import run_ranks
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
 
 
-def test_an_abort_after_a_collective(eventually, raised):
+@pytest.fixture(params=["in one native call", "on the general path"])
+def all_reduce(request):
+    """`all_reduce(comm, tensor)`, which looks for faults before it writes an output."""
+
+    def run(comm, x):
+        if request.param == "on the general path":
+            comm.all_reduce(x, ReduceOp.SUM, async_op=True).wait()
+        else:
+            comm.unsafe_backend.supervisor.native.moment = 0.0
+            comm.all_reduce(x, ReduceOp.SUM, async_op=False)
+
+    return run
+
+
+def test_an_abort_after_a_collective(eventually, raised, all_reduce):
     def program(comm):
         channel, x = comm.unsafe_backend.channel, torch.ones(3)
+        looks = 0
+
+        def look():
+            nonlocal looks
+            looks += 1
+            eventually(lambda: channel.fault is not None)
+
         if comm.get_rank() == 1:
             # Has all data of the first collective, and looks for faults only when there is one.
-            channel.catch_up = lambda: eventually(lambda: channel.fault is not None)
-        comm.all_reduce(x, ReduceOp.SUM, async_op=False)
+            channel.catch_up = look
+        all_reduce(comm, x)
         assert x.tolist() == [2.0] * 3
+        assert looks == comm.get_rank()
         if comm.get_rank() == 0:
             comm.abort()
         error = raised(comm.barrier, async_op=False)
@@ -27,13 +49,13 @@ def test_an_abort_after_a_collective(eventually, raised):
     run_ranks(program, 2, backend="ucx", timeout=60)
 
 
-def test_an_abort_within_a_collective(eventually, raised):
+def test_an_abort_within_a_collective(eventually, raised, all_reduce):
     def program(comm):
         channel = comm.unsafe_backend.channel
         if comm.get_rank() == 1:
             channel.catch_up = lambda: eventually(lambda: channel.fault is not None)
         else:
             channel.catch_up = comm.abort  # it has given its data, and got the other's
-        assert type(raised(comm.all_reduce, torch.ones(3), ReduceOp.SUM, async_op=False)) is AbortedError
+        assert type(raised(all_reduce, comm, torch.ones(3))) is AbortedError
 
     run_ranks(program, 2, backend="ucx", timeout=60)

@@ -114,7 +114,7 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
 
     @contextlib.contextmanager
     def _in_collective(self, call: Call) -> Iterator[int]:
-        number = self.channel.entered + 1
+        number = self.channel.counts.entered + 1
         deadline = call.deadline or time.monotonic() + call.timeout
         with self._in_operation(Operation(call.name, number, call.timeout, deadline)):
             yield number
@@ -162,9 +162,7 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
 
     def count(self, peer: int, send: bool) -> int:
         """Returns the number of the next message to or from `peer`, counting it."""
-        counts = self.channel.sent if send else self.channel.taken
-        counts[peer] = number = counts.get(peer, 0) + 1
-        return number
+        return self.channel.counts.next(peer, send)
 
     # --- failures ------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from unicomm._core import FaultCode
+from unicomm._core import Counts, FaultCode
 from unicomm.comms.failures.faults import FINALIZED, SIZES, Claim, Fault
 from unicomm.comms.operations.table import OPERATIONS, Kind
 
@@ -77,8 +77,7 @@ class FaultChannel:
     """One rank's end of a communicator's fault channel.
 
     Attributes:
-        entered: number of collectives that this rank has entered.
-        sent, taken: number of messages that this rank has begun to send and to receive, by peer.
+        counts: the operations that this rank has begun. Native code counts its own.
         inside: name of the operation of which this communicator's are parts, and which may wait elsewhere; ""
             for none.
         messages: returns the messages that the rank waits for outside of operations.
@@ -88,11 +87,9 @@ class FaultChannel:
     def __init__(self, sockets: Sockets, rank: int, on_fault: Callable[[], None]) -> None:
         """`on_fault` is called once, by any thread, at the first fault; it must not wait."""
         self.rank = rank
-        self.entered = 0
+        self.counts = Counts(max(rank, *sockets, 0) + 1)
         self.inside = ""
         self.messages: Callable[[], list[Awaited]] = list
-        self.sent: dict[int, int] = {}
-        self.taken: dict[int, int] = {}
         self.fault: Fault | None = None
         self.fault_at = 0.0
         self._sockets = dict(sorted(sockets.items()))
@@ -125,7 +122,7 @@ class FaultChannel:
         with self._lock:
             self._operation = operation
             if operation.number:
-                self.entered = operation.number
+                self.counts.entered = operation.number
             missing = self._left_without(operation)
         if missing:  # the channel's thread may know of an earlier fault, because of which they left
             channel_thread.current.due(0.0)
@@ -209,7 +206,7 @@ class FaultChannel:
                 # A rank that has not heard of the fault yet must not take this rank's leaving for the cause.
                 self._tell(dataclasses.replace(self.fault, by=self.rank))
             for peer in self._sockets:
-                bye = wire.Bye(self.entered, self.sent.get(peer, 0), self.taken.get(peer, 0))
+                bye = wire.Bye(self.counts.entered, self.counts.of(peer, True), self.counts.of(peer, False))
                 self._tell(bye, [peer])
             self._closed = True
         channel_thread.current.remove(self)
@@ -226,8 +223,9 @@ class FaultChannel:
             return self.fault
         self.fault_at = time.monotonic()
         if fault.by == self.rank:
-            running = self._operation is not None and self._operation.number > 0
-            fault = dataclasses.replace(fault, after=self.entered - running)
+            operation, counts = self._operation, self.counts
+            running = bool(counts.running) if operation is None else operation.number > 0
+            fault = dataclasses.replace(fault, after=counts.entered - running)
         self.fault = fault
         if tell:
             self._tell(fault)
@@ -323,12 +321,12 @@ class FaultChannel:
     def _here(self, peer: int) -> Here:
         operation = self._operation
         awaits = self.messages() if operation is None else operation.awaits.copy()
-        inside = awaits[0].name if awaits else self.inside
+        inside = awaits[0].name if awaits else self.inside or self.counts.running
         return Here(
-            self.entered,
+            self.counts.entered,
             inside if operation is None else operation.name,
-            self.sent.get(peer, 0),
-            self.taken.get(peer, 0),
+            self.counts.of(peer, True),
+            self.counts.of(peer, False),
             where_is(self._thread),
             tuple(Pending(m.send, m.number, m.nbytes) for m in awaits if m.peer == peer and m.number),
             _needed(awaits),
@@ -426,7 +424,7 @@ class FaultChannel:
     def _waits(self, operation: Operation) -> dict[int, list[int]]:
         """Returns for which ranks each rank waits that has answered, itself included."""
         answers = self._overdue_answers
-        entered = {peer: answer.entered for peer, answer in answers.items()} | {self.rank: self.entered}
+        entered = {peer: answer.entered for peer, answer in answers.items()} | {self.rank: self.counts.entered}
         waits = {}
         for rank, answer in answers.items():
             if _is_collective(answer.inside):
@@ -442,7 +440,7 @@ class FaultChannel:
     def _owes(self, rank: int, answer: Here, peer: int) -> bool:
         """Whether `peer` is this rank, which has not begun its side of a message that `rank` waits for."""
         return peer == self.rank and any(
-            (self.taken if message.send else self.sent).get(rank, 0) < message.number
+            self.counts.of(rank, not message.send) < message.number
             for message in answer.pending
         )
 

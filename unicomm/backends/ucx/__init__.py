@@ -2,6 +2,7 @@
 
 backend.py       the backend: its creation and its end
 operations.py    its operations, over one native worker
+supervisor.py    what its fast path asks of it
 messages.py      messages that complete one by one
 devices.py       which devices UCX is to use
 library.py       libucp as data, and the opened copy

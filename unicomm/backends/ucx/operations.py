@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,12 +24,13 @@ from unicomm.backends.out_of_band import (
     checks_signatures,
     frame_of,
 )
-from unicomm.comms.backend import Exchange, OpensExchange, Setup
+from unicomm.comms.backend import Exchange, HasFastPath, OpensExchange, Setup
 from unicomm.comms.failures.faults import SIZES, Claim, Fault
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
 
 from .messages import UcxExchange, start
+from .supervisor import Supervisor
 
 _INLINE = 4096  # bytes of a rank's data that travel with its signature
 _CHUNK = 1 << 18  # bytes of a share that are folded, or passed on, at once
@@ -56,7 +58,7 @@ _IN_SLOTS = frozenset(
 )
 
 
-class Operations(OutOfBandBackend, OpensExchange):
+class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
     """The part of `UcxBackend` that runs operations."""
 
     def __init__(self, setup: Setup, worker: _core.UcxWorker, sockets: Sockets) -> None:
@@ -67,6 +69,7 @@ class Operations(OutOfBandBackend, OpensExchange):
         compares = checks_signatures(setup) and setup.size > 1
         self._slots = SlotCheck(worker, setup.rank, setup.size) if compares else None
         super().__init__(setup, [sockets], self._slots)
+        self.supervisor = Supervisor(self, compares)
 
     def _use(self, worker: _core.UcxWorker) -> None:
         """Takes another worker before the ranks are connected."""
@@ -74,6 +77,7 @@ class Operations(OutOfBandBackend, OpensExchange):
         self.worker, self._dropped = worker, False
         if self._slots is not None:
             self._slots.worker = worker
+        self.supervisor = Supervisor(self, self._slots is not None)
 
     def _interrupt(self) -> None:
         self.worker.stop()
@@ -85,9 +89,25 @@ class Operations(OutOfBandBackend, OpensExchange):
             if not self.worker.drop():
                 kept.append((self.worker, self._memory))
 
+    # --- the fast path -----------------------------------------------------------------------------------
+
+    def fast_path(self, recorder: _core.Recorder, index: int, timeout: float) -> _core.FastPath:
+        self.supervisor.fast = fast = _core.FastPath(self.supervisor.native, recorder, index, timeout)
+        return fast
+
+    def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
+        if self.supervisor.fast is not None:
+            self._memory = self.supervisor.fast.failed
+        if FaultCode(fault[0]) is FaultCode.MISMATCH and self.channel.fault is None:
+            assert self._slots is not None
+            self._slots.compare_last()
+        self.check_fault()
+        raise self.failure(RuntimeError(fault[3]), self.supervisor.awaited())
+
     # --- messages ----------------------------------------------------------------------------------------
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        self.supervisor.native.wait_idle()
         # Receives first: what arrives then has its place.
         ordered = sorted(messages, key=lambda m: m.send)
         with self._in_messages(ordered, timeout, COMPARE):
@@ -106,12 +126,17 @@ class Operations(OutOfBandBackend, OpensExchange):
         expected = message.tensor.nbytes
         if message.send or length == expected:
             return
+        self.size_differs(peer, expected, length)
+        self.check_fault()
+
+    def size_differs(self, peer: int, expected: int, length: int) -> None:
+        """Breaks the communicator: a receive of `expected` bytes got a message of `length` bytes."""
         claim = Claim(self._rank, root=peer, amount=expected, extra=length)
         both = (self._rank, peer)
         self.channel.give_up(Fault(FaultCode.MISMATCH, self._rank, both, detail=SIZES, claims=(claim,)))
-        self.check_fault()
 
     def open_exchange(self) -> Exchange:
+        self.supervisor.native.wait_idle()
         opened = UcxExchange(self, self.worker, self.check_size)
         self._memory = opened.messages
         return opened
@@ -119,6 +144,7 @@ class Operations(OutOfBandBackend, OpensExchange):
     # --- collectives -------------------------------------------------------------------------------------
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
+        self.supervisor.native.wait_idle()
         with self._in_collective(call) as number:
             self._memory = [*call.inputs, *call.outputs]
             slots = self._slots
@@ -277,8 +303,12 @@ class SlotCheck(SignatureCheck):
         if call.op is not None and call.op.factor is not None:
             head = head[:_COMMON] + _FACTOR.pack(call.op.factor)
         if not self.worker.gather(head, *given):
-            zeros = bytes(_FACTOR.size)
-            self.compare([self.worker.slot_head(r)[:_COMMON] + zeros for r in range(self._size)])
+            self.compare_last()
+
+    def compare_last(self) -> None:
+        """Raises `MismatchError` if the ranks' slots differ."""
+        zeros = bytes(_FACTOR.size)
+        self.compare([self.worker.slot_head(r)[:_COMMON] + zeros for r in range(self._size)])
 
     def factors(self) -> list[float]:
         """Returns the factor of every rank, after a comparison of a PREMUL_SUM."""

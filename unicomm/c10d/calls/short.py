@@ -93,7 +93,7 @@ def short_barrier(general: Method) -> Method:
         opts = named.get("opts") if not arguments else arguments[0] if len(arguments) == 1 else None
         if opts.__class__ is dist.BarrierOptions and len(arguments) + len(named) == 1:
             engine = _engine_of(self)
-            native = engine is not None and engine.single is not None
+            native = engine is not None and engine.has_native_path
             if native and not opts.asyncOp and opts.timeout == NO_TIMEOUT:
                 done = engine.fast.barrier(False, None, None)
                 if done:

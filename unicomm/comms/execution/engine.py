@@ -96,7 +96,7 @@ class Engine:
             native = backend.fast_path(member.recorder, member.recorder_index, self.timeout)
         self.has_native_path = bool(native)
         self.fast: Any = native or NoFastPath()
-        self.single = _core.SingleMessages(native) if isinstance(native, _core.FastPath) else None
+        self.single = _core.single_messages(native)
         if hooks is None:
             hooks = Hooks(self._hooks_changed)
         else:

@@ -1,0 +1,189 @@
+#include "ucx/fast.hpp"
+
+#include <cstring>
+
+#include "base/bind_fault.hpp"
+#include "base/clock.hpp"
+#include "operations/opcode.hpp"
+#include "reduce/fold.hpp"
+#include "ucx/messages.hpp"
+
+namespace unicomm::ucx {
+namespace {
+
+constexpr uint64_t kForever = ~uint64_t{0};
+
+// As `frame_of` of unicomm/backends/out_of_band/signatures.py packs it.
+struct Head {
+    uint64_t number;
+    uint32_t code, dtype, red;
+    int32_t root;
+    uint64_t count, extra;
+    char zeros[24];
+};
+static_assert(sizeof(Head) == Slots::kHead);
+
+bool cut_for_ranks(OpCode code) {
+    return code == OpCode::kReduceScatterSingle || code == OpCode::kAllToAllSingle;
+}
+
+}  // namespace
+
+// An operation that runs, until it ends: whether it is supervised.
+class Fast::Running {
+  public:
+    Running(Fast& of, uint64_t deadline_ns)
+        : of_(of), deadline_(deadline_ns), moment_(deadline_after(of.moment)) {}
+    ~Running() {
+        if (supervised_) of_.ask("end");
+    }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+    uint64_t moment() const { return std::min(moment_, deadline_); }
+    // False if it must fail.
+    bool supervise() {
+        supervised_ = true;
+        return !of_.ask("begin", deadline_ == kForever ? 1e12 : double(deadline_) * 1e-9);
+    }
+    bool supervised() const { return supervised_; }
+    bool took_long() const { return supervised_ || now_ns() > moment_; }
+
+  private:
+    Fast& of_;
+    const uint64_t deadline_, moment_;
+    bool supervised_ = false;
+};
+
+Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::handle supervisor)
+    : worker_(std::move(worker)),
+      slots_(slots),
+      counts_object_(std::move(counts)),
+      supervisor_(nb::steal(PyWeakref_NewRef(supervisor.ptr(), nullptr))),
+      counts_(nb::cast<Counts&>(counts_object_)) {
+    if (!supervisor_.is_valid()) throw nb::python_error();
+}
+
+template <class... Arguments>
+bool Fast::ask(const char* method, Arguments... arguments) const {
+    bool answer = true;
+    with_end_of_python([&] {
+        nb::gil_scoped_acquire gil;
+        try {
+            nb::object supervisor = supervisor_();
+            if (!supervisor.is_none()) answer = nb::cast<bool>(supervisor.attr(method)(arguments...));
+        } catch (nb::python_error& error) {
+            error.discard_as_unraisable(method);
+        }
+    });
+    return answer;
+}
+
+bool Fast::begins(const shm::Op& op, const Tensor& in) {
+    if (slots_ == nullptr || worker_->size() == 1 || worker_->stopped() || in.bytes > kMost) return false;
+    ++counts_.entered;
+    counts_.running = op.code;
+    awaited_.clear();
+    return true;
+}
+
+bool Fast::begins(const std::vector<shm::Message>& messages) {
+    if (worker_->size() == 1 || worker_->stopped()) return false;
+    awaited_.clear();
+    for (const shm::Message& m : messages) {
+        awaited_.emplace_back(m.peer, m.send, counts_.next(m.peer, m.send), int64_t(m.buffer.bytes));
+    }
+    return true;
+}
+
+Ended Fast::waited(Running& running, const std::function<Ended(uint64_t)>& wait) {
+    Ended how = wait(running.moment());
+    if (how != Ended::kLate) return how;
+    return running.supervise() ? wait(kForever) : Ended::kStopped;
+}
+
+Fault Fast::ended(Ended how) {
+    if (how == Ended::kDone) return {};
+    if (how == Ended::kSignal) worker_->drop();  // before the exception gives the tensors back to the program
+    return failed("the communicator has ended");
+}
+
+Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
+    Running running(*this, op.deadline_ns);
+    const uint64_t number = counts_.entered;  // nothing else begins meanwhile
+    const auto code = static_cast<OpCode>(op.code);
+    const Head head{number, op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra, {}};
+    const bool gives = code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
+    Fault fault;
+    try {
+        slots_->start(reinterpret_cast<const char*>(&head), in.data, gives ? size_t(in.bytes) : 0);
+        fault = ended(waited(running, [&](uint64_t limit) {
+            return worker_->wait([&] { return slots_->arrived() && worker_->flushed(); }, limit);
+        }));
+        // A rank that was stopped may find the slots of ranks that have given the operation up since.
+        if (!fault && running.took_long() && ask("given_up", number)) fault = failed("it was given up");
+        if (!fault && !slots_->alike()) fault = {FaultCode::kMismatch, {}, {}, {}};
+        if (!fault) take(op, in, out);
+    } catch (const Failure& failure) {
+        fault = failed(failure.what());
+    }
+    counts_.running = 0;
+    return fault;
+}
+
+const char* Fast::slot_of(int rank, size_t bytes) const {
+    if (slots_->bytes(rank) != bytes) throw Failure("a slot of another size");
+    return slots_->data(rank);
+}
+
+void Fast::take(const shm::Op& op, const Tensor& in, const Tensor& out) {
+    const auto code = static_cast<OpCode>(op.code);
+    const int size = world();
+    char* const to = static_cast<char*>(out.data);
+    const auto all = size_t(in.bytes), bytes = size_t(out.bytes);
+    const size_t part = cut_for_ranks(code) ? all / size_t(size) : all;
+    const size_t at = cut_for_ranks(code) ? size_t(rank()) * part : 0;
+    if (code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle) {
+        std::vector<const void*> sources(size_t(size), nullptr);
+        for (int r = 0; r < size; ++r) sources[size_t(r)] = slot_of(r, all) + at;
+        if (!fold(op.dtype, op.red, to, sources.data(), size, int64_t(bytes) / dtype_bytes(op.dtype), nullptr,
+                  size)) {
+            throw Failure("the reduction is not defined");  // checked before
+        }
+    } else if (code == OpCode::kBroadcast) {
+        if (op.root != rank()) std::memcpy(to, slot_of(op.root, all), all);
+    } else if (code != OpCode::kBarrier) {
+        for (int r = 0; r < size; ++r) std::memcpy(to + size_t(r) * part, slot_of(r, all) + at, part);
+    }
+}
+
+Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) {
+    Running running(*this, deadline_ns);
+    Messages under_way(worker_);
+    try {
+        // Receives first: what arrives then has its place.
+        for (const bool send : {false, true}) {
+            for (size_t i = 0; i < messages.size(); ++i) {
+                const shm::Message& m = messages[i];
+                if (m.send != send) continue;
+                under_way.add(int(i), send, m.peer, m.buffer.data, size_t(m.buffer.bytes), m.tag);
+            }
+        }
+        if (Fault fault =
+                ended(waited(running, [&](uint64_t limit) { return under_way.wait(limit, true, false); }))) {
+            return fault;
+        }
+        for (const Finished& f : under_way.take()) {
+            const shm::Message& m = messages[size_t(f.number)];
+            if (!m.send && f.length != m.buffer.bytes &&
+                ask("odd_size", f.peer, int64_t(m.buffer.bytes), int64_t(f.length))) {
+                return failed("a message of another size");
+            }
+        }
+    } catch (const Failure& failure) {
+        return failed(failure.what());
+    }
+    return {};
+}
+
+}  // namespace unicomm::ucx

@@ -1,0 +1,71 @@
+"""What the fast path of UCX asks of its backend: deadlines, and the causes of failures.
+
+The native core (csrc/ucx/fast.hpp) calls it in the thread of the operation, once an operation takes longer
+than a moment, and when something is wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from unicomm import _core
+from unicomm.backends.out_of_band import COMPARE, Awaited, Operation
+from unicomm.comms.failures.faults import Fault
+
+if TYPE_CHECKING:
+    from .operations import Operations
+
+
+class Supervisor:
+    """Its methods return whether the operation must fail; `Operations.raise_fault` then raises the error.
+
+    Attributes:
+        native: the operations of the native core.
+        fast: the fast path, once the communicator has one.
+    """
+
+    def __init__(self, backend: Operations, compares: bool) -> None:
+        self._backend = backend
+        # Which holds this object weakly: Python does not see what a C++ object holds.
+        self.native = _core.UcxFast(backend.worker, compares, backend.channel.counts, self)
+        self.fast: _core.FastPath | None = None
+
+    def awaited(self) -> list[Awaited]:
+        """Returns the messages of the operation."""
+        return [Awaited(*message) for message in self.native.awaited]
+
+    def begin(self, deadline: float) -> bool:
+        """The operation takes longer. `deadline`: in seconds of this process's monotonic clock."""
+        backend, awaits = self._backend, self.awaited()
+        counts = backend.channel.counts
+        timeout = 0.0 if self.fast is None else self.fast.timeout
+        if awaits:
+            name = "batch" if len(awaits) > 1 else awaits[0].name
+            operation = Operation(name, 0, timeout, deadline, awaits, time.monotonic() + COMPARE)
+        else:
+            operation = Operation(counts.running, counts.entered, timeout, deadline)
+        backend.channel.begin(operation)
+        return backend.channel.fault is not None
+
+    def end(self) -> bool:
+        self._backend.channel.end()
+        return False
+
+    def given_up(self, number: int) -> bool:
+        """Whether other ranks have given up the collective with this number."""
+        channel = self._backend.channel
+        channel.catch_up()
+        return channel.fault is not None and channel.fault.after < number
+
+    def odd_size(self, peer: int, expected: int, length: int) -> bool:
+        """A receive got a message of another size."""
+        self._backend.size_differs(peer, expected, length)
+        return True
+
+    def interrupted(self) -> bool:
+        """A signal handler has raised in the operation; nobody knows how far it has come."""
+        self._backend.abort()
+        return True
+
+    abort = interrupted
