@@ -53,6 +53,14 @@ class Counts:
     def running(self) -> str:
         """The collective that runs in native code, or ""."""
 
+    @property
+    def inside(self) -> str:
+        """
+        The operation of which this communicator's are parts, or ""; set by its code, or 0.
+        """
+
+    @inside.setter
+    def inside(self, code: int) -> None: ...
     def next(self, peer: int, send: bool) -> int:
         """Counts a message without a tag to or from `peer`; returns its number."""
 
@@ -713,7 +721,10 @@ class UcxWorker:
 
     def broadcast(self, data: int, bytes: int, root: int, chunk: int) -> None: ...
 
-class UcxFast(FastOperations):
+class UcxOperations(FastOperations):
+    pass
+
+class UcxFast(UcxOperations):
     """Small operations of a worker, for a fast path."""
 
     def __init__(self, worker: UcxWorker, compares: bool, counts: Counts, supervisor: object) -> None:
@@ -722,6 +733,12 @@ class UcxFast(FastOperations):
     def wait_idle(self) -> None:
         """Waits until no operation runs."""
 
+    @property
+    def moment(self) -> float:
+        """Seconds in which an operation needs no supervision."""
+
+    @moment.setter
+    def moment(self, arg: float, /) -> None: ...
     @property
     def awaited(self) -> list[tuple[int, bool, int, int]]:
         """
@@ -737,6 +754,45 @@ class UcxMessages:
         """
         Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over; None if the worker was stopped, or not `all` came in time.
         """
+
+def hosts_signature(op: int, dtype: int, how: int, root: int, count: int, extra: int) -> int:
+    """A number for what all ranks of several hosts must agree on."""
+
+class HostsPart(enum.Enum):
+    """The part of an operation that failed."""
+
+    NONE = 0
+
+    NEAR = 1
+
+    LATE = 2
+
+    LEADERS = 3
+
+    FAR = 4
+
+class HostsFast(FastOperations):
+    """Small operations on several hosts, for a fast path."""
+
+    def __init__(
+        self,
+        near: ShmGroup,
+        far: UcxFast,
+        leaders: UcxFast | None,
+        hosts: Sequence[Sequence[int]],
+        rank: int,
+        slack: float,
+        for_others: float,
+        supervisor: object,
+    ) -> None:
+        """`supervisor` is held weakly."""
+
+    def wait_idle(self) -> None:
+        """Waits until no operation runs."""
+
+    @property
+    def failed_in(self) -> HostsPart:
+        """Where the last operation failed."""
 
 class SymmTable:
     """What a SHMEM library can do."""

@@ -62,5 +62,6 @@ void bind_work(nb::module_& m);
 void bind_single_messages(nb::module_& m);
 void bind_nccl(nb::module_& m);
 void bind_ucx(nb::module_& m);
+void bind_hosts(nb::module_& m);
 void bind_symm(nb::module_& m);
 }  // namespace unicomm

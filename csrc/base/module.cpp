@@ -35,5 +35,6 @@ NB_MODULE(_core, m) {
     unicomm::bind_shm(m);
     unicomm::bind_nccl(m);
     unicomm::bind_ucx(m);
+    unicomm::bind_hosts(m);
     unicomm::bind_symm(m);
 }

@@ -5,14 +5,23 @@
 #include "operations/opcode.hpp"
 
 namespace unicomm {
+namespace {
+
+const char* name_or_none(uint32_t code) { return code ? name_of(OpCode(code)) : ""; }
+
+}  // namespace
 
 void bind_operations(nb::module_& m) {
     nb::class_<Counts>(m, "Counts", "How many operations a rank has begun on a communicator.")
         .def(nb::init<int>(), nb::arg("size"))
         .def_rw("entered", &Counts::entered, "Collectives.")
         .def_prop_ro(
-            "running", [](const Counts& c) { return c.running ? name_of(OpCode(c.running)) : ""; },
+            "running", [](const Counts& c) { return name_or_none(c.running); },
             "The collective that runs in native code, or \"\".")
+        .def_prop_rw(
+            "inside", [](const Counts& c) { return name_or_none(c.inside); },
+            [](Counts& c, uint32_t code) { c.inside = code; }, nb::for_setter(nb::arg("code")),
+            "The operation of which this communicator's are parts, or \"\"; set by its code, or 0.")
         .def("next", &Counts::next, nb::arg("peer"), nb::arg("send"),
              "Counts a message without a tag to or from `peer`; returns its number.")
         .def(

@@ -1,18 +1,21 @@
 // How many operations a rank has begun on a communicator, counted by native and Python code together.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace unicomm {
 
-// Read and changed with the GIL.
+// The numbers are read and changed with the GIL.
 struct Counts {
     explicit Counts(int size) : sent(size_t(size)), taken(size_t(size)) {}
 
     uint64_t entered = 0;               // collectives
     std::vector<uint64_t> sent, taken;  // messages without a tag, by peer
-    uint32_t running = 0;               // code of the collective that runs in native code; 0: none
+    // Codes; 0 for none. The collective that runs in native code, and the operation of which this
+    // communicator's are parts.
+    std::atomic<uint32_t> running{0}, inside{0};
 
     uint64_t next(int peer, bool send) { return ++(send ? sent : taken).at(size_t(peer)); }
 };

@@ -247,7 +247,8 @@ void bind_ucx(nb::module_& m) {
             nb::arg("level"),
             "Sets the level of UCX's own log, of this process. Returns False if it is none.");
     bind_worker(m);
-    nb::class_<UcxFast, FastOperations>(m, "UcxFast", "Small operations of a worker, for a fast path.")
+    nb::class_<Fast, FastOperations>(m, "UcxOperations");
+    nb::class_<UcxFast, Fast>(m, "UcxFast", "Small operations of a worker, for a fast path.")
         .def(nb::init<nb::object, bool, nb::object, nb::handle>(), nb::arg("worker"), nb::arg("compares"),
              nb::arg("counts"), nb::arg("supervisor"),
              nb::sig("def __init__(self, worker: UcxWorker, compares: bool, counts: Counts, supervisor: "

@@ -35,7 +35,7 @@ class Fast::Running {
     Running(Fast& of, uint64_t deadline_ns)
         : of_(of), deadline_(deadline_ns), moment_(deadline_after(of.moment)) {}
     ~Running() {
-        if (supervised_) of_.ask("end");
+        if (supervised_) ask(of_.supervisor_, "end");
     }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
@@ -44,7 +44,7 @@ class Fast::Running {
     // False if it must fail.
     bool supervise() {
         supervised_ = true;
-        return !of_.ask("begin", deadline_ == kForever ? 1e12 : double(deadline_) * 1e-9);
+        return !ask(of_.supervisor_, "begin", deadline_ == kForever ? 1e12 : double(deadline_) * 1e-9);
     }
     bool supervised() const { return supervised_; }
     bool took_long() const { return supervised_ || now_ns() > moment_; }
@@ -62,21 +62,6 @@ Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::
       supervisor_(nb::steal(PyWeakref_NewRef(supervisor.ptr(), nullptr))),
       counts_(nb::cast<Counts&>(counts_object_)) {
     if (!supervisor_.is_valid()) throw nb::python_error();
-}
-
-template <class... Arguments>
-bool Fast::ask(const char* method, Arguments... arguments) const {
-    bool answer = true;
-    with_end_of_python([&] {
-        nb::gil_scoped_acquire gil;
-        try {
-            nb::object supervisor = supervisor_();
-            if (!supervisor.is_none()) answer = nb::cast<bool>(supervisor.attr(method)(arguments...));
-        } catch (nb::python_error& error) {
-            error.discard_as_unraisable(method);
-        }
-    });
-    return answer;
 }
 
 bool Fast::begins(const shm::Op& op, const Tensor& in) {
@@ -102,28 +87,50 @@ Ended Fast::waited(Running& running, const std::function<Ended(uint64_t)>& wait)
     return running.supervise() ? wait(kForever) : Ended::kStopped;
 }
 
-Fault Fast::ended(Ended how) {
+Fault Fast::fault_of(Ended how) {
     if (how == Ended::kDone) return {};
     if (how == Ended::kSignal) worker_->drop();  // before the exception gives the tensors back to the program
     return failed("the communicator has ended");
 }
 
+// Exchanges slots with all ranks.
+Fault Fast::swap(const char* head, const void* data, size_t bytes, uint64_t deadline_ns) {
+    Running running(*this, deadline_ns);
+    slots_->start(head, data, bytes);
+    Fault fault = fault_of(waited(running, [&](uint64_t limit) {
+        return worker_->wait([&] { return slots_->arrived() && worker_->flushed(); }, limit);
+    }));
+    // A rank that was stopped may find the slots of ranks that have given the operation up since. The number
+    // stays: nothing else begins meanwhile.
+    if (!fault && running.took_long() && ask(supervisor_, "given_up", counts_.entered)) {
+        fault = failed("it was given up");
+    }
+    return fault;
+}
+
 Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
-    Running running(*this, op.deadline_ns);
-    const uint64_t number = counts_.entered;  // nothing else begins meanwhile
     const auto code = static_cast<OpCode>(op.code);
-    const Head head{number, op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra, {}};
+    const Head head{counts_.entered, op.code,  uint32_t(op.dtype), uint32_t(op.red),
+                    op.root,         op.count, op.extra,           {}};
     const bool gives = code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
     Fault fault;
     try {
-        slots_->start(reinterpret_cast<const char*>(&head), in.data, gives ? size_t(in.bytes) : 0);
-        fault = ended(waited(running, [&](uint64_t limit) {
-            return worker_->wait([&] { return slots_->arrived() && worker_->flushed(); }, limit);
-        }));
-        // A rank that was stopped may find the slots of ranks that have given the operation up since.
-        if (!fault && running.took_long() && ask("given_up", number)) fault = failed("it was given up");
+        fault =
+            swap(reinterpret_cast<const char*>(&head), in.data, gives ? size_t(in.bytes) : 0, op.deadline_ns);
         if (!fault && !slots_->alike()) fault = {FaultCode::kMismatch, {}, {}, {}};
         if (!fault) take(op, in, out);
+    } catch (const Failure& failure) {
+        fault = failed(failure.what());
+    }
+    counts_.running = 0;
+    return fault;
+}
+
+Fault Fast::swap_slots(const char* data, size_t bytes, uint64_t deadline_ns) {
+    static constexpr char kNoHead[Slots::kHead] = {};
+    Fault fault;
+    try {
+        fault = swap(kNoHead, data, bytes, deadline_ns);
     } catch (const Failure& failure) {
         fault = failed(failure.what());
     }
@@ -169,14 +176,14 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
                 under_way.add(int(i), send, m.peer, m.buffer.data, size_t(m.buffer.bytes), m.tag);
             }
         }
-        if (Fault fault =
-                ended(waited(running, [&](uint64_t limit) { return under_way.wait(limit, true, false); }))) {
+        if (Fault fault = fault_of(
+                waited(running, [&](uint64_t limit) { return under_way.wait(limit, true, false); }))) {
             return fault;
         }
         for (const Finished& f : under_way.take()) {
             const shm::Message& m = messages[size_t(f.number)];
             if (!m.send && f.length != m.buffer.bytes &&
-                ask("odd_size", f.peer, int64_t(m.buffer.bytes), int64_t(f.length))) {
+                ask(supervisor_, "odd_size", f.peer, int64_t(m.buffer.bytes), int64_t(f.length))) {
                 return failed("a message of another size");
             }
         }

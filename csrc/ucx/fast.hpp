@@ -17,6 +17,23 @@
 
 namespace unicomm::ucx {
 
+// Calls a method of a supervisor, by a weak reference, that returns whether the operation must fail. It must
+// if there is no supervisor any more, or if the method raises. Called with or without the GIL.
+template <class... Arguments>
+bool ask(const nb::object& supervisor, const char* method, Arguments... arguments) {
+    bool answer = true;
+    with_end_of_python([&] {
+        nb::gil_scoped_acquire gil;
+        try {
+            nb::object found = supervisor();
+            if (!found.is_none()) answer = nb::cast<bool>(found.attr(method)(arguments...));
+        } catch (nb::python_error& error) {
+            error.discard_as_unraisable(method);
+        }
+    });
+    return answer;
+}
+
 class Fast : public FastOperations {
   public:
     static constexpr int64_t kMost = 4096;  // bytes of a rank's data that travel with its signature
@@ -31,8 +48,16 @@ class Fast : public FastOperations {
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) override;
-    void interrupted() override { ask("interrupted"); }
-    void abort() override { ask("abort"); }
+    void interrupted() override { ask(supervisor_, "interrupted"); }
+    void abort() override { ask(supervisor_, "abort"); }
+
+    // For operations of which one of this worker is a part: see `begins` for a barrier, of which this is the
+    // rest. Every rank gets every other one's data; ranks may give different sizes.
+    Fault swap_slots(const char* data, size_t bytes, uint64_t deadline_ns);
+    const char* slot_data(int rank) const { return slots_->data(rank); }
+    size_t slot_bytes(int rank) const { return slots_->bytes(rank); }
+    bool ended() const { return worker_->stopped(); }
+    Counts& counts() const { return counts_; }
 
     // Seconds in which an operation needs no supervision.
     double moment = 0.01;
@@ -47,14 +72,10 @@ class Fast : public FastOperations {
     class Running;
     Fault failed(const std::string& why) const { return {FaultCode::kInternal, {}, {}, why}; }
     Ended waited(Running& running, const std::function<Ended(uint64_t)>& wait);
-    Fault ended(Ended how);
+    Fault fault_of(Ended how);
+    Fault swap(const char* head, const void* data, size_t bytes, uint64_t deadline_ns);
     void take(const shm::Op& op, const Tensor& in, const Tensor& out);
     const char* slot_of(int rank, size_t bytes) const;
-    // Calls a method of `supervisor` that returns whether the operation must fail. Without `supervisor`, it
-    // must.
-    template <class... Arguments>
-    bool ask(const char* method, Arguments... arguments) const;
-
     std::shared_ptr<Worker> worker_;
     Slots* slots_;  // null: the ranks do not compare what they call
     nb::object counts_object_, supervisor_;

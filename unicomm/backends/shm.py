@@ -164,6 +164,11 @@ class ShmBackend(
     def reachable_at(cls, hints: Mapping[str, Any]) -> str:
         return ""
 
+    @property
+    def group(self) -> Any:
+        """The native core's end of the communicator, for those that run operations in it."""
+        return self._group
+
     def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
         return _core.FastPath(self._group, recorder, index, timeout)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,6 +23,7 @@ from unicomm.comms.backend import (
     ChecksPeers,
     Exchange,
     ExtendsDeadlines,
+    HasFastPath,
     OpensExchange,
     ReportsMemory,
     RunsCollectives,
@@ -51,6 +52,7 @@ from unicomm.comms.operations.table import OPERATIONS
 from . import collectives
 from .layout import Layout
 from .messages import BothExchange, beside
+from .supervisor import Supervisor
 
 # Seconds that a leader waits for the other hosts beyond the operation's timeout, if ranks of another host may
 # wait for each other, so that those ranks report first; and the seconds that its own host gives it on top.
@@ -63,7 +65,14 @@ _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyErro
 
 
 class HostsBackend(
-    Backend, RunsCollectives, OpensExchange, ExtendsDeadlines, ReportsMemory, ChecksPeers, SurvivesFork
+    Backend,
+    RunsCollectives,
+    OpensExchange,
+    HasFastPath,
+    ExtendsDeadlines,
+    ReportsMemory,
+    ChecksPeers,
+    SurvivesFork,
 ):
     """The backend that `auto` makes for ranks on several hosts."""
 
@@ -92,20 +101,41 @@ class HostsBackend(
         self._far_group = completion.Group(far, layout.rank, layout.size)
         self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size, layout.members)
         crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
-        self._slack = _SLACK if crowded else 0.0
+        self.slack = _SLACK if crowded else 0.0
         self._limit = 0.0  # seconds that the operation may take
+        self._supervisor: Supervisor | None = None  # of the fast path, over UCX only
+        if isinstance(far, UcxBackend):
+            assert leaders is None or isinstance(leaders, UcxBackend)
+            self._supervisor = Supervisor(self, near.group, far, leaders, _FOR_OTHERS)
 
     @classmethod
     def connect(cls, setup: Setup) -> NoReturn:
         raise AssertionError("auto makes it, which knows the ranks of each host")
 
     def run(self, call: Call) -> None:
+        self._wait_idle()
         self._limit = call.timeout
-        self._far.channel.inside = call.name
+        counts = self._far.channel.counts
+        counts.inside = call.operation.code
         try:
             collectives.run(self, call)
         finally:
-            self._far.channel.inside = ""
+            counts.inside = 0
+
+    # --- the fast path -----------------------------------------------------------------------------------
+
+    def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
+        return None if self._supervisor is None else self._supervisor.fast_path(recorder, index, timeout)
+
+    def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
+        assert self._supervisor is not None
+        self._limit = timeout
+        self._supervisor.raise_fault(fault, timeout)
+
+    def _wait_idle(self) -> None:
+        """Waits until another thread's operation on the fast path is over."""
+        if self._supervisor is not None:
+            self._supervisor.native.wait_idle()
 
     # --- what the collectives run on: `Links` -------------------------------------------------------------
 
@@ -114,17 +144,17 @@ class HostsBackend(
         try:
             self._near.run(call)
         except CommError as error:
-            raise self._near_failed(error, late) from error
+            raise self.near_failed(error, late) from error
 
     def messages(self, messages: Sequence[Message], seconds: float) -> None:
-        self._exchange(messages, seconds + self._slack, True)
+        self._exchange(messages, seconds + self.slack, True)
 
     @contextlib.contextmanager
     def overlapping(self, call: Call, trade: Trade) -> Iterator[Traffic]:
         peers: set[int] = set()
 
         def seconds() -> float:
-            return call.remaining() + self._slack
+            return call.remaining() + self.slack
 
         def noted(ins: list[torch.Tensor], outs: list[torch.Tensor]) -> list[Message]:
             messages = trade(ins, outs)
@@ -140,12 +170,12 @@ class HostsBackend(
     def all_gather(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
         assert self._leaders is not None
         # Between the leaders this counts as a barrier.
-        call = Call(OPERATIONS["barrier"], timeout=seconds + self._slack)
+        call = Call(OPERATIONS["barrier"], timeout=seconds + self.slack)
         call.start_clock()
         try:
             slots = self._leaders.all_gather_bytes(call, slot.numpy().tobytes())
         except CommError as error:
-            raise self._leaders_failed(error) from error
+            raise self.leaders_failed(error) from error
         return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in slots]
 
     def straight(self, call: Call) -> None:
@@ -154,7 +184,7 @@ class HostsBackend(
             try:
                 self._far.collective(call, lambda: None)
             except CommError as error:
-                raise self._far_failed(error, self.layout.elsewhere) from error
+                raise self.far_failed(error, self.layout.elsewhere) from error
         completion.run(self._straight_group, call)
 
     # --- messages ----------------------------------------------------------------------------------------
@@ -166,6 +196,7 @@ class HostsBackend(
         return True, completion.as_sent(self._far_group, message)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        self._wait_idle()
         self._limit = timeout
         self._exchange(messages, timeout, False)
 
@@ -178,14 +209,14 @@ class HostsBackend(
             try:
                 self._far.exchange(far, seconds)
             except CommError as error:
-                failed = self._late_far_failed if late else self._far_failed
+                failed = self._late_far_failed if late else self.far_failed
                 raise failed(error, {message.peer for message in far}) from error
 
         def run_near() -> None:
             try:
                 self._near.exchange(near, seconds + (_FOR_OTHERS if late else 0.0))
             except CommError as error:
-                raise self._near_failed(error, late) from error
+                raise self.near_failed(error, late) from error
 
         if not near:
             run_far()
@@ -195,9 +226,10 @@ class HostsBackend(
             beside(run_far, run_near, self._end)
 
     def open_exchange(self) -> Exchange:
+        self._wait_idle()
         return BothExchange(
-            (self._near.open_exchange, lambda error, _: self._near_failed(error, False)),
-            (self._far.open_exchange, self._far_failed),
+            (self._near.open_exchange, lambda error, _: self.near_failed(error, False)),
+            (self._far.open_exchange, self.far_failed),
             self._place,
             self._set_limit,
         )
@@ -207,7 +239,7 @@ class HostsBackend(
 
     # --- failures ----------------------------------------------------------------------------------------
 
-    def _near_failed(self, error: CommError, late: bool) -> CommError:
+    def near_failed(self, error: CommError, late: bool) -> CommError:
         # A rank that waits for other hosts is not to blame for missing data of theirs.
         awaited = [r for r in range(self.layout.size) if r != self.layout.rank] if late else []
         if not late and _is_timeout(error) and error.culprits:
@@ -222,18 +254,18 @@ class HostsBackend(
                 return told
         return self._failed(error, self.layout.members, not late, awaited=awaited)
 
-    def _leaders_failed(self, error: CommError) -> CommError:
+    def leaders_failed(self, error: CommError) -> CommError:
         others = [r for r in self.layout.leaders if r != self.layout.rank]
         return self._failed(error, self.layout.leaders, False, others, self.layout.elsewhere)
 
-    def _far_failed(self, error: CommError, peers: Collection[int]) -> CommError:
+    def far_failed(self, error: CommError, peers: Collection[int]) -> CommError:
         return self._failed(error, range(self.layout.size), bool(error.culprits), list(peers), list(peers))
 
     def _late_far_failed(self, error: CommError, peers: Collection[int]) -> CommError:
         # In a collective, a rank that waits for another one in it is not to blame.
         if error.fault is not None and (error.dead or error.absent):
             error.fault = replace(error.fault, late=())
-        return self._far_failed(error, peers)
+        return self.far_failed(error, peers)
 
     def _failed(
         self,
@@ -302,11 +334,11 @@ class HostsBackend(
         try:
             self._near.check_peers([layout.local_of[r] for r in ranks if layout.host_of[r] == layout.host])
         except CommError as error:
-            raise self._near_failed(error, False) from error
+            raise self.near_failed(error, False) from error
         try:
             self._far.check_peers(ranks)
         except CommError as error:
-            raise self._far_failed(error, ranks) from error
+            raise self.far_failed(error, ranks) from error
 
     def expect_slow(self, name: str, seconds: float) -> None:
         for part in self._parts:
@@ -318,6 +350,7 @@ class HostsBackend(
         self._end()
 
     def close(self) -> None:
+        self._supervisor = None  # which holds the memory
         for part in self._parts:
             part.close()
 

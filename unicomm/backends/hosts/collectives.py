@@ -12,7 +12,7 @@ Large data cross between hosts once. All ranks of a host take part in that, each
     reduce_scatter ...  reduce-scatter in the host, each host's part of the sum to the rank whose it is
     broadcast           in the root's host, a share of each rank to the other hosts, all-gather in those
     all_gather ...      each rank's data to one rank of every other host, all-gather in the host
-    gather, scatter, all_to_all ...     straight to the receiving rank
+    gather, scatter, all_to_all ...     straight to the receiving rank; a small all_to_all_single is gathered
 
 Sums, averages and products of floats of 8 and 16 bits are carried in float32 until all ranks' values are
 reduced, and rounded once. Each host is folded in the order of its ranks, then the hosts in their order.
@@ -382,6 +382,18 @@ def _all_gather_bytes(links: Links, call: Call, mine: Tensor, outs: list[Tensor]
         links.local(sub("all_gather_v", [parts[layout.local]], parts), call.remaining(), late=True)
 
 
+def _all_to_all_single(links: Links, call: Call) -> None:
+    layout, mine = links.layout, bytes_of(call.inputs[0])
+    if call.wire is not None or layout.largest * mine.numel() > INLINE:
+        _straight(links, call)
+        return
+    # All get everything: that takes one step.
+    blocks = [torch.empty_like(mine) for _ in range(layout.size)]
+    _all_gather_bytes(links, call, mine, blocks)
+    parts = torch.stack(blocks).view(layout.size, layout.size, -1)[:, layout.rank]
+    bytes_of(call.outputs[0]).copy_(parts.reshape(-1))
+
+
 def _straight(links: Links, call: Call) -> None:
     first_step(links, call)
     links.straight(call)
@@ -397,7 +409,7 @@ _RUN: dict[str, Callable[[Links, Call], None]] = {
     "reduce_scatter": _reduce_scatter,
     "reduce_scatter_v": _reduce_scatter,
     "reduce_scatter_single": _reduce_scatter,
-    "all_to_all_single": _straight,
+    "all_to_all_single": _all_to_all_single,
     "all_to_all_v_single": _straight,
     "all_to_all": _straight,
     "barrier": _barrier,

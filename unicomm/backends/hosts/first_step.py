@@ -1,7 +1,8 @@
 """The first step of every collective over several hosts: all ranks compare what they call.
 
 The ranks of a host compare signatures in shared memory. The leaders exchange slots of one size with their
-hosts' signatures, and tell their hosts the outcome.
+hosts' signatures, and tell their hosts the outcome. csrc/hosts/fast.cpp takes the same steps, for small
+collectives over UCX; some ranks may take them here and some there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from unicomm import _core
 from unicomm.comms.errors import CommError, MismatchError
 from unicomm.comms.execution.composed.exchanges import Trade, Traffic
 from unicomm.comms.failures.faults import Claim, minority, mismatch
@@ -78,7 +80,7 @@ def first_step(
         combine: makes the result, of `result` bytes, of every host's bytes.
     """
     layout = links.layout
-    signature = _signature(call)
+    signature = _core.hosts_signature(*call.signature)
     local = local or sub("barrier", [], [])
     local.extra = signature
     alike = True
@@ -104,23 +106,18 @@ def first_step(
         links.local(sub("broadcast", [], [answer], root=0), call.remaining(), late=True)
         good = bool(answer[0])
     if not good:
-        raise _explain(links, call)
+        raise explain(links, call.signature, call.remaining())
     return answer[_HEAD:]
 
 
-def _signature(call: Call) -> int:
-    return hash(call.signature) & ((1 << 64) - 1)
-
-
-def _explain(links: Links, call: Call) -> CommError:
-    """Returns the error after a mismatch: all ranks exchange what they called."""
+def explain(links: Links, signature: tuple[int, ...], seconds: float) -> CommError:
+    """Collective after a mismatch, of which it returns the error: all ranks exchange what they called."""
     layout = links.layout
     mine = torch.empty(_CLAIM.size, dtype=_BYTE)
-    _CLAIM.pack_into(mine.numpy().data, 0, *call.signature)
+    _CLAIM.pack_into(mine.numpy().data, 0, *signature)
     room = layout.largest * _CLAIM.size
     table = torch.zeros(len(layout.hosts) * room, dtype=_BYTE)
     block = table[layout.host * room :][: len(layout.members) * _CLAIM.size]
-    seconds = call.remaining()
     links.local(sub("all_gather", [mine], list(torch.split(block, _CLAIM.size))), seconds)
     if layout.is_leader:
         for h, block in enumerate(links.all_gather(table[layout.host * room :][:room], seconds)):

@@ -78,8 +78,6 @@ class FaultChannel:
 
     Attributes:
         counts: the operations that this rank has begun. Native code counts its own.
-        inside: name of the operation of which this communicator's are parts, and which may wait elsewhere; ""
-            for none.
         messages: returns the messages that the rank waits for outside of operations.
         fault: why the communicator is broken. fault_at: since when, by this process's monotonic clock.
     """
@@ -88,7 +86,6 @@ class FaultChannel:
         """`on_fault` is called once, by any thread, at the first fault; it must not wait."""
         self.rank = rank
         self.counts = Counts(max(rank, *sockets, 0) + 1)
-        self.inside = ""
         self.messages: Callable[[], list[Awaited]] = list
         self.fault: Fault | None = None
         self.fault_at = 0.0
@@ -321,7 +318,7 @@ class FaultChannel:
     def _here(self, peer: int) -> Here:
         operation = self._operation
         awaits = self.messages() if operation is None else operation.awaits.copy()
-        inside = awaits[0].name if awaits else self.inside or self.counts.running
+        inside = awaits[0].name if awaits else self.counts.inside or self.counts.running
         return Here(
             self.counts.entered,
             inside if operation is None else operation.name,

@@ -1,0 +1,37 @@
+// Bindings of operations on several hosts.
+#include "base/bind.hpp"
+
+#include <nanobind/stl/vector.h>
+
+#include "hosts/fast.hpp"
+
+namespace unicomm {
+
+void bind_hosts(nb::module_& m) {
+    using hosts::Fast;
+    using hosts::Part;
+    m.def("hosts_signature", &hosts::signature, nb::arg("op"), nb::arg("dtype"), nb::arg("how"),
+          nb::arg("root"), nb::arg("count"), nb::arg("extra"),
+          "A number for what all ranks of several hosts must agree on.");
+    nb::enum_<Part>(m, "HostsPart", "The part of an operation that failed.")
+        .value("NONE", Part::kNone)
+        .value("NEAR", Part::kNear)
+        .value("LATE", Part::kLate)
+        .value("LEADERS", Part::kLeaders)
+        .value("FAR", Part::kFar);
+    nb::class_<Fast, FastOperations>(m, "HostsFast", "Small operations on several hosts, for a fast path.")
+        .def(nb::init<nb::object, nb::object, nb::object, std::vector<std::vector<int>>, int, double, double,
+                      nb::handle>(),
+             nb::arg("near"), nb::arg("far"), nb::arg("leaders").none(), nb::arg("hosts"), nb::arg("rank"),
+             nb::arg("slack"), nb::arg("for_others"), nb::arg("supervisor"),
+             nb::sig(
+                 "def __init__(self, near: ShmGroup, far: UcxFast, leaders: UcxFast | None, hosts: "
+                 "Sequence[Sequence[int]], rank: int, slack: float, for_others: float, supervisor: object) "
+                 "-> None"),
+             "`supervisor` is held weakly.")
+        .def("wait_idle", &Fast::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
+             "Waits until no operation runs.")
+        .def_prop_ro("failed_in", &Fast::failed_in, "Where the last operation failed.");
+}
+
+}  // namespace unicomm

@@ -1,0 +1,84 @@
+"""What the fast path of several hosts (csrc/hosts/fast.hpp) asks of its backend, and the errors of its faults."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from unicomm import _core
+from unicomm.backends.ucx.backend import UcxBackend
+from unicomm.comms.errors import CommError
+from unicomm.comms.failures.faults import core_error
+
+from .first_step import explain
+
+if TYPE_CHECKING:
+    from .backend import HostsBackend
+
+_PART = _core.HostsPart
+
+
+class Supervisor:
+    """Its methods return whether the operation must fail.
+
+    Attributes:
+        native: the operations of the native core.
+    """
+
+    def __init__(
+        self, backend: HostsBackend, group: Any, far: UcxBackend, leaders: UcxBackend | None, for_others: float
+    ) -> None:
+        """`group`: the memory of this host. `for_others`: seconds that ranks give their leader on top."""
+        self._backend, self._far, self._leaders = backend, far, leaders
+        self._mismatch: CommError | None = None
+        self._fast: _core.FastPath | None = None
+        layout = backend.layout
+        self.native = _core.HostsFast(
+            group,
+            far.supervisor.native,
+            None if leaders is None else leaders.supervisor.native,
+            layout.hosts,
+            layout.rank,
+            backend.slack,
+            for_others,
+            self,
+        )
+
+    def fast_path(self, recorder: _core.Recorder, index: int, timeout: float) -> _core.FastPath:
+        fast = _core.FastPath(self.native, recorder, index, timeout)
+        self._fast = self._far.supervisor.fast = fast
+        if self._leaders is not None:
+            self._leaders.supervisor.fast = fast
+        return fast
+
+    def explain(self, *signature: int) -> bool:
+        """The ranks have called different things. Collective: they tell each other what."""
+        assert self._fast is not None
+        try:
+            self._mismatch = explain(self._backend, (*signature, 0), self._fast.timeout)
+        except CommError as error:
+            self._mismatch = error
+        return True
+
+    def interrupted(self) -> bool:
+        """A signal handler has raised in the operation; nobody knows how far it has come."""
+        self._backend.abort()
+        return True
+
+    abort = interrupted
+
+    def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
+        part, backend = self.native.failed_in, self._backend
+        if part in (_PART.NEAR, _PART.LATE):
+            raise backend.near_failed(core_error(fault, timeout), part is _PART.LATE)
+        if part is _PART.NONE:
+            assert self._mismatch is not None
+            error, self._mismatch = self._mismatch, None
+            raise error
+        failed = self._far if part is _PART.FAR else self._leaders
+        assert failed is not None
+        try:
+            failed.raise_fault(fault, timeout)
+        except CommError as error:
+            if part is _PART.LEADERS:
+                raise backend.leaders_failed(error) from error
+            raise backend.far_failed(error, {m.peer for m in failed.supervisor.awaited()}) from error
