@@ -35,7 +35,7 @@ class Fast::Running {
     Running(Fast& of, uint64_t deadline_ns)
         : of_(of), deadline_(deadline_ns), moment_(deadline_after(of.moment)) {}
     ~Running() {
-        if (supervised_) ask(of_.supervisor_, "end");
+        if (supervised_ && !failed_) ask(of_.supervisor_, "end");
     }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
@@ -46,13 +46,17 @@ class Fast::Running {
         supervised_ = true;
         return !ask(of_.supervisor_, "begin", deadline_ == kForever ? 1e12 : double(deadline_) * 1e-9);
     }
-    bool supervised() const { return supervised_; }
+    // It stays under supervision, by which the error is found; whoever raises that ends it.
+    void fails() {
+        if (!supervised_) supervise();
+        failed_ = true;
+    }
     bool took_long() const { return supervised_ || now_ns() > moment_; }
 
   private:
     Fast& of_;
     const uint64_t deadline_, moment_;
-    bool supervised_ = false;
+    bool supervised_ = false, failed_ = false;
 };
 
 Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::handle supervisor)
@@ -93,10 +97,24 @@ Fault Fast::fault_of(Ended how) {
     return failed("the communicator has ended");
 }
 
-// Exchanges slots with all ranks.
-Fault Fast::swap(const char* head, const void* data, size_t bytes, uint64_t deadline_ns) {
+// Runs an operation that takes its `Running`.
+template <class Operation>
+Fault Fast::run(uint64_t deadline_ns, Operation operation) {
     Running running(*this, deadline_ns);
-    slots_->start(head, data, bytes);
+    Fault fault;
+    try {
+        fault = operation(running);
+    } catch (const Failure& failure) {
+        fault = failed(failure.what());
+    }
+    if (fault && fault.code != FaultCode::kMismatch) running.fails();
+    counts_.running = 0;
+    return fault;
+}
+
+// Exchanges slots with all ranks.
+Fault Fast::swap(Running& running, const void* head, const void* data, size_t bytes) {
+    slots_->start(static_cast<const char*>(head), data, bytes);
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
         return worker_->wait([&] { return slots_->arrived() && worker_->flushed(); }, limit);
     }));
@@ -109,33 +127,21 @@ Fault Fast::swap(const char* head, const void* data, size_t bytes, uint64_t dead
 }
 
 Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
-    const auto code = static_cast<OpCode>(op.code);
-    const Head head{counts_.entered, op.code,  uint32_t(op.dtype), uint32_t(op.red),
-                    op.root,         op.count, op.extra,           {}};
-    const bool gives = code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
-    Fault fault;
-    try {
-        fault =
-            swap(reinterpret_cast<const char*>(&head), in.data, gives ? size_t(in.bytes) : 0, op.deadline_ns);
-        if (!fault && !slots_->alike()) fault = {FaultCode::kMismatch, {}, {}, {}};
-        if (!fault) take(op, in, out);
-    } catch (const Failure& failure) {
-        fault = failed(failure.what());
-    }
-    counts_.running = 0;
-    return fault;
+    return run(op.deadline_ns, [&](Running& running) -> Fault {
+        const auto code = static_cast<OpCode>(op.code);
+        const Head head{counts_.entered, op.code,  uint32_t(op.dtype), uint32_t(op.red),
+                        op.root,         op.count, op.extra,           {}};
+        const bool gives = code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
+        if (Fault fault = swap(running, &head, in.data, gives ? size_t(in.bytes) : 0)) return fault;
+        if (!slots_->alike()) return {FaultCode::kMismatch, {}, {}, {}};
+        take(op, in, out);
+        return {};
+    });
 }
 
 Fault Fast::swap_slots(const char* data, size_t bytes, uint64_t deadline_ns) {
     static constexpr char kNoHead[Slots::kHead] = {};
-    Fault fault;
-    try {
-        fault = swap(kNoHead, data, bytes, deadline_ns);
-    } catch (const Failure& failure) {
-        fault = failed(failure.what());
-    }
-    counts_.running = 0;
-    return fault;
+    return run(deadline_ns, [&](Running& running) { return swap(running, kNoHead, data, bytes); });
 }
 
 const char* Fast::slot_of(int rank, size_t bytes) const {
@@ -165,9 +171,8 @@ void Fast::take(const shm::Op& op, const Tensor& in, const Tensor& out) {
 }
 
 Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) {
-    Running running(*this, deadline_ns);
-    Messages under_way(worker_);
-    try {
+    return run(deadline_ns, [&](Running& running) -> Fault {
+        Messages under_way(worker_);
         // Receives first: what arrives then has its place.
         for (const bool send : {false, true}) {
             for (size_t i = 0; i < messages.size(); ++i) {
@@ -176,10 +181,9 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
                 under_way.add(int(i), send, m.peer, m.buffer.data, size_t(m.buffer.bytes), m.tag);
             }
         }
-        if (Fault fault = fault_of(
-                waited(running, [&](uint64_t limit) { return under_way.wait(limit, true, false); }))) {
-            return fault;
-        }
+        Fault fault =
+            fault_of(waited(running, [&](uint64_t limit) { return under_way.wait(limit, true, false); }));
+        if (fault) return fault;
         for (const Finished& f : under_way.take()) {
             const shm::Message& m = messages[size_t(f.number)];
             if (!m.send && f.length != m.buffer.bytes &&
@@ -187,10 +191,8 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
                 return failed("a message of another size");
             }
         }
-    } catch (const Failure& failure) {
-        return failed(failure.what());
-    }
-    return {};
+        return {};
+    });
 }
 
 }  // namespace unicomm::ucx

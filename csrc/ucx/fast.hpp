@@ -73,7 +73,9 @@ class Fast : public FastOperations {
     Fault failed(const std::string& why) const { return {FaultCode::kInternal, {}, {}, why}; }
     Ended waited(Running& running, const std::function<Ended(uint64_t)>& wait);
     Fault fault_of(Ended how);
-    Fault swap(const char* head, const void* data, size_t bytes, uint64_t deadline_ns);
+    template <class Operation>
+    Fault run(uint64_t deadline_ns, Operation operation);
+    Fault swap(Running& running, const void* head, const void* data, size_t bytes);
     void take(const shm::Op& op, const Tensor& in, const Tensor& out);
     const char* slot_of(int rank, size_t bytes) const;
     std::shared_ptr<Worker> worker_;

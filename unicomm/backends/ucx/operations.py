@@ -101,8 +101,11 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
         if FaultCode(fault[0]) is FaultCode.MISMATCH and self.channel.fault is None:
             assert self._slots is not None
             self._slots.compare_last()
-        self.check_fault()
-        raise self.failure(RuntimeError(fault[3]), self.supervisor.awaited())
+        try:
+            self.check_fault()
+            raise self.failure(RuntimeError(fault[3]), self.supervisor.awaited())
+        finally:
+            self.channel.end()
 
     # --- messages ----------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Supervisor:
         return [Awaited(*message) for message in self.native.awaited]
 
     def begin(self, deadline: float) -> bool:
-        """The operation takes longer. `deadline`: in seconds of this process's monotonic clock."""
+        """The operation takes longer, or has failed. `deadline`: by this process's monotonic clock, in seconds."""
         backend, awaits = self._backend, self.awaited()
         counts = backend.channel.counts
         timeout = 0.0 if self.fast is None else self.fast.timeout
