@@ -644,6 +644,13 @@ def end_full_sockets(epoll: int, seconds: float) -> int:
     Ends the sending side of the TCP sockets below an epoll file whose buffers stay full. Returns how many.
     """
 
+def ucx_most_in_slot(size: int) -> int:
+    """
+    Bytes of a rank's data that travel with what it calls, if all of so many ranks need them.
+    """
+
+UCX_MOST_CUT: int = 4096
+
 class UcxWorker:
     """One communicator's worker of UCX."""
 

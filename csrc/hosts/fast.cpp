@@ -60,13 +60,14 @@ Fast::Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std:
       far_(nb::cast<ucx::Fast&>(far_object_)),
       leaders_(operations_of(leaders_object_)),
       hosts_(std::move(hosts)),
+      most_(ucx::Slots::most(int(hosts_.size()))),
       rank_(rank),
       slack_(slack),
       for_others_(for_others),
       host_of_(size_t(far_.world())),
       local_of_(size_t(far_.world())),
-      slot_(kHead + kMost),
-      answer_(kHead + kMost * hosts_.size()) {
+      slot_(kHead + most_),
+      answer_(kHead + most_ * hosts_.size()) {
     if (!supervisor_.is_valid()) throw nb::python_error();
     for (size_t h = 0; h < hosts_.size(); ++h) {
         largest_ = std::max(largest_, hosts_[h].size());
@@ -98,13 +99,15 @@ bool Fast::fits(const Op& op, const Tensor& in) const {
         case OpCode::kBarrier:
             return true;
         case OpCode::kBroadcast:
-            return bytes <= kMost;
+            return bytes <= most_;
         case OpCode::kAllReduce:
+            return bytes <= most_ && carried_as_it_is(op.dtype, op.red);
         case OpCode::kReduceScatterSingle:
-            return bytes <= kMost && carried_as_it_is(op.dtype, op.red);
+            return bytes <= ucx::Slots::kMostCut && carried_as_it_is(op.dtype, op.red);
         case OpCode::kAllGatherSingle:
+            return largest_ * bytes <= most_;
         case OpCode::kAllToAllSingle:
-            return largest_ * bytes <= kMost;
+            return largest_ * bytes <= ucx::Slots::kMostCut;
         default:
             return false;
     }

@@ -47,7 +47,7 @@ class Fast : public FastOperations {
         size_t given = 0;   // bytes of this host's data, in `mine_`
         size_t result = 0;  // bytes of what all get, in `answer_`
     };
-    static constexpr size_t kMost = 4096, kHead = 64;
+    static constexpr size_t kHead = 64;
 
     const std::vector<int>& members() const { return hosts_[size_t(host_)]; }
     bool is_leader() const { return leaders_ != nullptr; }
@@ -66,6 +66,7 @@ class Fast : public FastOperations {
     ucx::Fast& far_;
     ucx::Fast* leaders_;
     const std::vector<std::vector<int>> hosts_;
+    const size_t most_;  // bytes of a host's data in a slot
     const int rank_;
     const double slack_, for_others_;
     int host_ = 0, local_ = 0;

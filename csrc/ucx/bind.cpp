@@ -109,6 +109,9 @@ void bind_worker(nb::module_& m) {
         nb::arg("epoll"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
         "Ends the sending side of the TCP sockets below an epoll file whose buffers stay full. Returns how "
         "many.");
+    m.def("ucx_most_in_slot", &Slots::most, nb::arg("size"),
+          "Bytes of a rank's data that travel with what it calls, if all of so many ranks need them.");
+    m.attr("UCX_MOST_CUT") = Slots::kMostCut;
     nb::class_<UcxWorker>(m, "UcxWorker", "One communicator's worker of UCX.")
         .def(nb::init<std::shared_ptr<Library>, int, int, const Worker::Settings&, double>(),
              nb::arg("library"), nb::arg("rank"), nb::arg("size"), nb::arg("settings"), nb::arg("spin"),

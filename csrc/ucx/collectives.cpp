@@ -45,19 +45,20 @@ Ended finish(Worker& worker, Group& group) {
 
 }  // namespace
 
-Slots::Slots(std::shared_ptr<Worker> worker) : worker_(std::move(worker)) {
-    memory_ = worker_->hold_always(size_t(worker_->size()) * (kHead + kData));
+Slots::Slots(std::shared_ptr<Worker> worker)
+    : worker_(std::move(worker)), room_(kHead + most(worker_->size())) {  // `hosts` has a head of its own
+    memory_ = worker_->hold_always(size_t(worker_->size()) * (kHead + room_));
     lengths_.resize(size_t(worker_->size()));
 }
 
 void Slots::start(const char* head, const void* data, size_t bytes) {
-    if (bytes > kData) throw std::invalid_argument("too much for a slot");
+    if (bytes > room_) throw std::invalid_argument("too much for a slot");
     const int size = worker_->size(), me = worker_->rank();
     receives_.assign(size_t(size), nullptr);
     sends_.clear();
     for (int step = 1; step < size; ++step) {
         const int from = (me - step + size) % size;
-        receives_[size_t(from)] = worker_->receive(from, slot(from), kHead + kData, Kind::kSlot);
+        receives_[size_t(from)] = worker_->receive(from, slot(from), kHead + room_, Kind::kSlot);
     }
     std::memcpy(slot(me), head, kHead);
     if (bytes != 0) std::memcpy(slot(me) + kHead, data, bytes);

@@ -14,27 +14,34 @@ namespace unicomm::ucx {
 // one message each way.
 class Slots {
   public:
-    static constexpr size_t kHead = 64, kData = 4096 + 64;
+    static constexpr size_t kHead = 64;
+    // Bytes of a rank's data that travel with what it calls, if every rank needs them all. Between two ranks
+    // no way sends less; among more, others send fewer bytes but take more steps.
+    static constexpr size_t most(int size) { return size == 2 ? 65536 : size <= 4 ? 16384 : 4096; }
+    // The same if every rank needs a part of them.
+    static constexpr size_t kMostCut = 4096;
     // The bytes of a head that all ranks have in common; the rest of it is the rank's own.
     static constexpr size_t kCommon = 40;
 
     explicit Slots(std::shared_ptr<Worker> worker);
 
-    // Exchanges heads of `kHead` bytes and up to `kData` bytes of data.
+    // Exchanges heads of `kHead` bytes and up to `room()` bytes of data.
     Ended gather(const char* head, const void* data, size_t bytes);
     // The same for a caller that waits by itself, with the worker, until `arrived`. Throw Failure.
     void start(const char* head, const void* data, size_t bytes);
     bool arrived();
     // Of the last gather:
     bool alike() const;
+    size_t room() const { return room_; }
     const char* head(int rank) const { return slot(rank); }
     const char* data(int rank) const { return slot(rank) + kHead; }
     size_t bytes(int rank) const { return lengths_[size_t(rank)] - kHead; }
 
   private:
-    char* slot(int rank) const { return memory_ + size_t(rank) * (kHead + kData); }
+    char* slot(int rank) const { return memory_ + size_t(rank) * (kHead + room_); }
 
     std::shared_ptr<Worker> worker_;
+    const size_t room_;
     char* memory_ = nullptr;  // held by the worker
     std::vector<size_t> lengths_;
     std::vector<Request*> receives_, sends_;  // under way

@@ -69,7 +69,10 @@ Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::
 }
 
 bool Fast::begins(const shm::Op& op, const Tensor& in) {
-    if (slots_ == nullptr || worker_->size() == 1 || worker_->stopped() || in.bytes > kMost) return false;
+    const bool cut = cut_for_ranks(static_cast<OpCode>(op.code));
+    const size_t most = cut ? Slots::kMostCut : Slots::most(worker_->size());
+    if (slots_ == nullptr || worker_->size() == 1 || worker_->stopped() || size_t(in.bytes) > most)
+        return false;
     ++counts_.entered;
     counts_.running = op.code;
     awaited_.clear();

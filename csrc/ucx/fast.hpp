@@ -36,8 +36,6 @@ bool ask(const nb::object& supervisor, const char* method, Arguments... argument
 
 class Fast : public FastOperations {
   public:
-    static constexpr int64_t kMost = 4096;  // bytes of a rank's data that travel with its signature
-
     // Holds `supervisor` only weakly: see `Supervisor` in unicomm/backends/ucx/supervisor.py.
     Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::handle supervisor);
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from unicomm import _core
 from unicomm._core import FaultCode
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.shm import ShmBackend
@@ -50,6 +51,7 @@ from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.table import OPERATIONS
 
 from . import collectives
+from .first_step import INLINE, SLOT
 from .layout import Layout
 from .messages import BothExchange, beside
 from .supervisor import Supervisor
@@ -102,6 +104,8 @@ class HostsBackend(
         self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size, layout.members)
         crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
         self.slack = _SLACK if crowded else 0.0
+        over_ucx = isinstance(far, UcxBackend)
+        self.inline = _core.ucx_most_in_slot(len(layout.hosts)) if over_ucx else INLINE
         self._limit = 0.0  # seconds that the operation may take
         self._supervisor: Supervisor | None = None  # of the fast path, over UCX only
         if isinstance(far, UcxBackend):
@@ -172,8 +176,11 @@ class HostsBackend(
         # Between the leaders this counts as a barrier.
         call = Call(OPERATIONS["barrier"], timeout=seconds + self.slack)
         call.start_clock()
+        mine = slot.numpy().tobytes()
+        if isinstance(self._leaders, GlooBackend):  # whose slots have one size
+            mine = mine.ljust(SLOT, b"\0")
         try:
-            slots = self._leaders.all_gather_bytes(call, slot.numpy().tobytes())
+            slots = self._leaders.all_gather_bytes(call, mine)
         except CommError as error:
             raise self.leaders_failed(error) from error
         return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in slots]

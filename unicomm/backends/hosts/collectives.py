@@ -54,6 +54,14 @@ def run(links: Links, call: Call) -> None:
     _RUN[call.name](links, call)
 
 
+def _inline(links: Links, call: Call, cut: bool = False) -> int:
+    """Returns how many bytes of a host's data travel in the first step.
+
+    `cut`: every rank needs a part of them only. Data with a wire format should not travel without it.
+    """
+    return INLINE if cut or call.wire is not None else links.inline
+
+
 def _messages(links: Links, call: Call, messages: Sequence[Message]) -> None:
     """Runs messages between hosts."""
     if call.wire is not None:
@@ -123,7 +131,7 @@ def _all_reduce(links: Links, call: Call) -> None:
     flat = _flat(call.outputs[0])
     reduction = _Reduction(call, links.layout.size)
     residual = None if call.wire is None else call.wire.residual
-    if flat.numel() * reduction.wide.itemsize <= INLINE:
+    if flat.numel() * reduction.wide.itemsize <= _inline(links, call):
         values = with_lost(flat.to(reduction.wide), residual)
         flat.copy_(_small_reduction(links, call, reduction, values))
         return
@@ -202,7 +210,7 @@ def _reduce(links: Links, call: Call) -> None:
     flat = _flat(call.outputs[0] if call.outputs else call.inputs[0])
     reduction = _Reduction(call, layout.size)
     is_root = layout.rank == call.root
-    if flat.numel() * reduction.wide.itemsize <= INLINE:
+    if flat.numel() * reduction.wide.itemsize <= _inline(links, call, cut=True):
         result = _small_reduction(links, call, reduction, flat.to(reduction.wide))
         if is_root:
             flat.copy_(result)
@@ -246,7 +254,7 @@ def _reduce_scatter(links: Links, call: Call) -> None:
         lost = dict(enumerate(residuals(call.wire, parts)))
         parts = [with_lost(part, lost.get(r)) for r, part in enumerate(parts)]
     counts = [parts[r].numel() for r in layout.order]
-    if sum(counts) * reduction.wide.itemsize <= INLINE:
+    if sum(counts) * reduction.wide.itemsize <= _inline(links, call, cut=True):
         values = torch.cat([parts[r] for r in layout.order]).to(reduction.wide)
         whole = _small_reduction(links, call, reduction, values)
         out.copy_(torch.split(whole, counts)[layout.order.index(layout.rank)])
@@ -305,11 +313,12 @@ def _broadcast(links: Links, call: Call) -> None:
     data = bytes_of(call.outputs[0])
     source, from_here = layout.host_of[call.root], layout.local_of[call.root]
     at_home = layout.host == source
-    if data.numel() <= INLINE:
+    if data.numel() <= _inline(links, call):
         copy = data.clone()
         local = sub("broadcast", [copy], [copy], root=from_here) if at_home else None
+        given = copy if at_home else None
         result = first_step(
-            links, call, local, copy, lambda slots: slots[source][: copy.numel()], copy.numel()
+            links, call, local, given, lambda slots: slots[source][: copy.numel()], copy.numel()
         )
         if layout.rank != call.root:
             data.copy_(result)
@@ -351,7 +360,7 @@ def _all_gather(links: Links, call: Call) -> None:
 def _all_gather_bytes(links: Links, call: Call, mine: Tensor, outs: list[Tensor]) -> None:
     layout = links.layout
     hosts = [sum(outs[r].numel() for r in ranks) for ranks in layout.hosts]
-    if max(hosts) <= INLINE:
+    if max(hosts) <= _inline(links, call):
         sizes = [outs[r].numel() for r in layout.order]
         block = torch.empty(hosts[layout.host], dtype=_BYTE)
         places = list(torch.split(block, [outs[r].numel() for r in layout.members]))
@@ -384,7 +393,7 @@ def _all_gather_bytes(links: Links, call: Call, mine: Tensor, outs: list[Tensor]
 
 def _all_to_all_single(links: Links, call: Call) -> None:
     layout, mine = links.layout, bytes_of(call.inputs[0])
-    if call.wire is not None or layout.largest * mine.numel() > INLINE:
+    if call.wire is not None or layout.largest * mine.numel() > _inline(links, call, cut=True):
         _straight(links, call)
         return
     # All get everything: that takes one step.

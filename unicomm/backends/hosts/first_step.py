@@ -1,7 +1,7 @@
 """The first step of every collective over several hosts: all ranks compare what they call.
 
-The ranks of a host compare signatures in shared memory. The leaders exchange slots of one size with their
-hosts' signatures, and tell their hosts the outcome. csrc/hosts/fast.cpp takes the same steps, for small
+The ranks of a host compare signatures in shared memory. The leaders exchange slots with their hosts'
+signatures, and tell their hosts the outcome. csrc/hosts/fast.cpp takes the same steps, for small
 collectives over UCX; some ranks may take them here and some there.
 """
 
@@ -26,10 +26,12 @@ from .layout import Layout
 
 Tensor = torch.Tensor
 
-#: Bytes of a host's data that travel with the signatures; larger data take a second round trip.
+#: Bytes of a host's data that travel with the signatures over Gloo. Larger data take a second round trip.
 INLINE = 4096
 #: Bytes in front of them: a cache line, which also aligns the data for any element type.
 _HEAD = 64
+#: Bytes of a slot over Gloo, whose slots all have one size.
+SLOT = _HEAD + INLINE
 _SIGNATURE = struct.Struct("<QQ")  # signature, and whether the ranks of the host have the same one
 _CLAIM = struct.Struct("<qqqqqQ")  # `Call.signature`
 _BYTE = torch.uint8
@@ -39,6 +41,7 @@ class Links(Protocol):
     """What the collectives run on. Its errors are the communicator's own."""
 
     layout: Layout
+    inline: int  #: bytes of a host's data that travel with the signatures, if all ranks need them all
 
     def local(self, call: Call, seconds: float, late: bool = False) -> None:
         """Runs a collective of this host's ranks; `late`: some of them may wait for other hosts."""
@@ -50,7 +53,7 @@ class Links(Protocol):
         """Opens traffic with ranks of other hosts that goes on while this rank computes."""
 
     def all_gather(self, slot: Tensor, seconds: float) -> list[Tensor]:
-        """Returns every leader's `slot`, in order of their hosts; all have one size. Leaders only."""
+        """Returns every leader's `slot`, in order of their hosts, or more bytes. Leaders only."""
 
     def straight(self, call: Call) -> None:
         """Runs a collective of all ranks, composed from messages."""
@@ -76,7 +79,7 @@ def first_step(
 
     Args:
         local: a collective that the ranks of the host run first, and which makes the leader's `mine`.
-        mine: up to `INLINE` bytes that the leader sends along.
+        mine: up to `Links.inline` bytes that the leader sends along.
         combine: makes the result, of `result` bytes, of every host's bytes.
     """
     layout = links.layout
@@ -91,12 +94,11 @@ def first_step(
     answer = torch.empty(_HEAD + result, dtype=_BYTE)
     good = False
     if layout.is_leader:
-        slot = torch.zeros(_HEAD + INLINE, dtype=_BYTE)
+        length = mine.numel() if mine is not None and alike else 0
+        slot = torch.zeros(_HEAD + length, dtype=_BYTE)
         _SIGNATURE.pack_into(slot.numpy().data, 0, signature, alike)
-        length = 0
-        if mine is not None and alike:
-            length = mine.numel()
-            slot[_HEAD : _HEAD + length] = mine
+        if mine is not None and length:
+            slot[_HEAD:] = mine
         slots = links.all_gather(slot, call.remaining())
         good = all(_SIGNATURE.unpack_from(s.numpy().data) == (signature, True) for s in slots)
         if good and combine is not None:
@@ -121,7 +123,7 @@ def explain(links: Links, signature: tuple[int, ...], seconds: float) -> CommErr
     links.local(sub("all_gather", [mine], list(torch.split(block, _CLAIM.size))), seconds)
     if layout.is_leader:
         for h, block in enumerate(links.all_gather(table[layout.host * room :][:room], seconds)):
-            table[h * room :][:room] = block
+            table[h * room :][:room] = block[:room]
     links.local(sub("broadcast", [], [table], root=0), seconds, late=True)
     claims = []
     for rank in range(layout.size):

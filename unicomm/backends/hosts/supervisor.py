@@ -1,4 +1,4 @@
-"""What the fast path of several hosts (csrc/hosts/fast.hpp) asks of its backend, and the errors of its faults."""
+"""What the fast path of several hosts (csrc/hosts/fast.hpp) asks of its backend; the errors of its faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ class Supervisor:
     """
 
     def __init__(
-        self, backend: HostsBackend, group: Any, far: UcxBackend, leaders: UcxBackend | None, for_others: float
+        self,
+        backend: HostsBackend,
+        group: Any,
+        far: UcxBackend,
+        leaders: UcxBackend | None,
+        for_others: float,
     ) -> None:
         """`group`: the memory of this host. `for_others`: seconds that ranks give their leader on top."""
         self._backend, self._far, self._leaders = backend, far, leaders

@@ -421,7 +421,9 @@ class FaultChannel:
     def _waits(self, operation: Operation) -> dict[int, list[int]]:
         """Returns for which ranks each rank waits that has answered, itself included."""
         answers = self._overdue_answers
-        entered = {peer: answer.entered for peer, answer in answers.items()} | {self.rank: self.counts.entered}
+        entered = {peer: answer.entered for peer, answer in answers.items()} | {
+            self.rank: self.counts.entered
+        }
         waits = {}
         for rank, answer in answers.items():
             if _is_collective(answer.inside):
@@ -437,8 +439,7 @@ class FaultChannel:
     def _owes(self, rank: int, answer: Here, peer: int) -> bool:
         """Whether `peer` is this rank, which has not begun its side of a message that `rank` waits for."""
         return peer == self.rank and any(
-            self.counts.of(rank, not message.send) < message.number
-            for message in answer.pending
+            self.counts.of(rank, not message.send) < message.number for message in answer.pending
         )
 
     def _deadlock(self, operation: Operation, circle: list[int]) -> Fault:

@@ -1,9 +1,9 @@
 """The operations of UCX, over one native worker (csrc/ucx).
 
-Every collective begins with the exchange of slots, by which the ranks compare what they call; data of up to
-4 KiB travel along, so a small collective is one message each way. Larger reductions and broadcasts run in
-chunks in the native core. Everything else is composed of messages (comms/execution/composed/completion.py),
-all of which are under way at once.
+Every collective begins with the exchange of slots, by which the ranks compare what they call; few data
+travel along (csrc/ucx/collectives.hpp), so a small collective is one message each way. Larger reductions and
+broadcasts run in chunks in the native core. Everything else is composed of messages
+(comms/execution/composed/completion.py), all of which are under way at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from unicomm.comms.operations.reduction import RedOpType
 from .messages import UcxExchange, start
 from .supervisor import Supervisor
 
-_INLINE = 4096  # bytes of a rank's data that travel with its signature
 _CHUNK = 1 << 18  # bytes of a share that are folded, or passed on, at once
 _MOST_CHUNKS = 256  # of a share; larger ones have larger chunks
 _FOREVER = 1e12
@@ -56,6 +55,9 @@ _IN_SLOTS = frozenset(
         "barrier",
     }
 )
+#: Those of them of which every rank needs all data.
+_ALL_NEED = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_v", "all_gather_single"})
+_MOST_AS_TREE = 4 * _core.UCX_MOST_CUT  # bytes of a broadcast that is a tree of messages
 
 
 class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
@@ -64,6 +66,7 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
     def __init__(self, setup: Setup, worker: _core.UcxWorker, sockets: Sockets) -> None:
         self.worker = worker
         self._rank, self._size = setup.rank, setup.size
+        self._most_in_slot = _core.ucx_most_in_slot(setup.size)
         self._dropped = False
         self._memory: object = ()  # of the operation that runs
         compares = checks_signatures(setup) and setup.size > 1
@@ -186,12 +189,13 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
             tensor, gives = call.outputs[0], call.root == self._rank
         elif call.name == "all_gather_v":
             # Of different sizes, of which each rank knows all.
-            if any(t.nbytes > _INLINE for t in call.outputs):
+            if any(t.nbytes > self._most_in_slot for t in call.outputs):
                 return None
             tensor, gives = call.inputs[0], True
         else:
             tensor, gives = call.inputs[0], True
-        if tensor.nbytes > _INLINE or (call.op is not None and not _folds(call)):
+        most = self._most_in_slot if call.name in _ALL_NEED else _core.UCX_MOST_CUT
+        if tensor.nbytes > most or (call.op is not None and not _folds(call)):
             return None
         return (tensor.data_ptr(), tensor.nbytes) if gives else (0, 0)
 
@@ -232,7 +236,7 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
             return False  # a composed one, unless the comparison was a barrier already
         if call.op is not None:
             return call.op.type != RedOpType.PREMUL_SUM or self._slots is not None
-        return call.outputs[0].nbytes > 4 * _INLINE  # a broadcast; a smaller one is a tree of messages
+        return call.outputs[0].nbytes > _MOST_AS_TREE
 
     def run(self, call: Call) -> None:
         getattr(self, f"_{call.name}")(call)

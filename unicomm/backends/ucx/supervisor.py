@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from unicomm import _core
 from unicomm.backends.out_of_band import COMPARE, Awaited, Operation
-from unicomm.comms.failures.faults import Fault
 
 if TYPE_CHECKING:
     from .operations import Operations
@@ -36,7 +35,7 @@ class Supervisor:
         return [Awaited(*message) for message in self.native.awaited]
 
     def begin(self, deadline: float) -> bool:
-        """The operation takes longer, or has failed. `deadline`: by this process's monotonic clock, in seconds."""
+        """The operation takes longer, or has failed. `deadline`: as of `time.monotonic()`."""
         backend, awaits = self._backend, self.awaited()
         counts = backend.channel.counts
         timeout = 0.0 if self.fast is None else self.fast.timeout
