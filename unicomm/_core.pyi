@@ -61,6 +61,12 @@ class Counts:
 
     @inside.setter
     def inside(self, code: int) -> None: ...
+    @property
+    def left(self) -> bool:
+        """Whether a rank has left: then native code takes no operation."""
+
+    @left.setter
+    def left(self, arg: bool, /) -> None: ...
     def next(self, peer: int, send: bool) -> int:
         """Counts a message without a tag to or from `peer`; returns its number."""
 

@@ -114,7 +114,7 @@ bool Fast::fits(const Op& op, const Tensor& in) const {
 }
 
 bool Fast::begins(const Op& op, const Tensor& in) {
-    if (!fits(op, in) || far_.ended() || (leaders_ && leaders_->ended())) return false;
+    if (!fits(op, in) || !far_.usable() || (leaders_ && !leaders_->usable())) return false;
     if (leaders_) leaders_->begins(part_of(OpCode::kBarrier, 0), {});
     far_.counts().inside = op.code;
     return true;
@@ -297,7 +297,7 @@ void Fast::deliver(const Op& op, const Tensor& in, const Tensor& out) const {
 // --- messages ---------------------------------------------------------------------------------------------
 
 bool Fast::begins(const std::vector<shm::Message>& messages) {
-    if (far_.ended()) return false;
+    if (!far_.usable()) return false;
     size_t near = 0;
     for (const shm::Message& m : messages) near += host_of_[size_t(m.peer)] == host_;
     if (near == messages.size()) return true;

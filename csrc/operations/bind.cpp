@@ -22,6 +22,10 @@ void bind_operations(nb::module_& m) {
             "inside", [](const Counts& c) { return name_or_none(c.inside); },
             [](Counts& c, uint32_t code) { c.inside = code; }, nb::for_setter(nb::arg("code")),
             "The operation of which this communicator's are parts, or \"\"; set by its code, or 0.")
+        .def_prop_rw(
+            "left", [](const Counts& c) { return c.left.load(); },
+            [](Counts& c, bool left) { c.left = left; },
+            "Whether a rank has left: then native code takes no operation.")
         .def("next", &Counts::next, nb::arg("peer"), nb::arg("send"),
              "Counts a message without a tag to or from `peer`; returns its number.")
         .def(

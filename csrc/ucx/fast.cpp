@@ -71,8 +71,7 @@ Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::
 bool Fast::begins(const shm::Op& op, const Tensor& in) {
     const bool cut = cut_for_ranks(static_cast<OpCode>(op.code));
     const size_t most = cut ? Slots::kMostCut : Slots::most(worker_->size());
-    if (slots_ == nullptr || worker_->size() == 1 || worker_->stopped() || size_t(in.bytes) > most)
-        return false;
+    if (slots_ == nullptr || !usable() || size_t(in.bytes) > most) return false;
     ++counts_.entered;
     counts_.running = op.code;
     awaited_.clear();
@@ -80,7 +79,7 @@ bool Fast::begins(const shm::Op& op, const Tensor& in) {
 }
 
 bool Fast::begins(const std::vector<shm::Message>& messages) {
-    if (worker_->size() == 1 || worker_->stopped()) return false;
+    if (!usable()) return false;
     awaited_.clear();
     for (const shm::Message& m : messages) {
         awaited_.emplace_back(m.peer, m.send, counts_.next(m.peer, m.send), int64_t(m.buffer.bytes));

@@ -54,7 +54,7 @@ class Fast : public FastOperations {
     Fault swap_slots(const char* data, size_t bytes, uint64_t deadline_ns);
     const char* slot_data(int rank) const { return slots_->data(rank); }
     size_t slot_bytes(int rank) const { return slots_->bytes(rank); }
-    bool ended() const { return worker_->stopped(); }
+    bool usable() const { return worker_->size() > 1 && !worker_->stopped() && !counts_.left; }
     Counts& counts() const { return counts_; }
 
     // Seconds in which an operation needs no supervision.

@@ -298,6 +298,7 @@ class FaultChannel:
             # `on_time` draws the conclusion, when everything that came has been read: the peer may have left
             # because of a fault that another rank has reported.
             self._left[peer] = message
+            self.counts.left = True
         elif message.by == peer:
             self._set(message, tell=False)
 
