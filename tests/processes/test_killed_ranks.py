@@ -114,10 +114,11 @@ def asleep(process):
     return status(process.pid)[0] == "S"
 
 
-def wait_until(condition):
+def wait_until(condition, job):
     end = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < end
+        states = [status(process.pid)[0] for process in job.ranks]
+        assert time.monotonic() < end, f"the ranks are in these states: {states}\n{job}"
         time.sleep(0.01)
 
 
@@ -134,7 +135,7 @@ def test_after_its_part_while_another_rank_is_missing(start, operation):
     job.next("ready")
     job[0].next("calling")
     job[1].next("calling")
-    wait_until(lambda: asleep(job[0]) and asleep(job[1]))
+    wait_until(lambda: asleep(job[0]) and asleep(job[1]), job)
     job[1].signal(signal.SIGKILL)
     check_first_error(job[0], 1)
     job[2].tell()
@@ -152,8 +153,8 @@ def test_after_its_part_in_a_later_round(start, operation):
     job = start("contributed.py", 3, f"{operation}_stops")
     job.next("ready")
     job.next("calling")
-    wait_until(lambda: status(job[2].pid)[0] == "T")
-    wait_until(lambda: asleep(job[0]) and asleep(job[1]))
+    wait_until(lambda: status(job[2].pid)[0] == "T", job)
+    wait_until(lambda: asleep(job[0]) and asleep(job[1]), job)
     job[1].signal(signal.SIGKILL)
     check_first_error(job[0], 1)
     job[2].signal(signal.SIGCONT)

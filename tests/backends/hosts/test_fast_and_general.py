@@ -90,11 +90,11 @@ def run_one(comm, seed, general):
     assert torch.equal(out, expected), f"seed {seed}: {name} of {numel} {dtype}, {op}"
 
 
-@pytest.mark.parametrize("first", range(0, 400, 100))
+@pytest.mark.parametrize("first", [0, 1000])
 def test_random_operations(place, first):
     def program(comm):
         own = random.Random(comm.get_rank() + first)
-        for seed in range(first, first + 100):
+        for seed in range(first, first + 80):
             run_one(comm, seed, own.random() < 0.5)
         return comm._engine.fast.seq
 
