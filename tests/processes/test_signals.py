@@ -10,7 +10,10 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-KINDS = ["all_reduce", "message", "general", "batch", "async", "wait_signal"]
+KINDS = [
+    *[(kind, "shm") for kind in ("all_reduce", "message", "general", "batch", "async", "wait_signal")],
+    *[(kind, "ucx") for kind in ("all_reduce", "message", "general", "batch", "async")],
+]
 
 
 def until_it_waits(rank):
@@ -24,10 +27,10 @@ def until_it_waits(rank):
         time.sleep(0.03)  # enough, and not more, is what it says about them
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_handler_runs_while_its_rank_waits(start, kind):
+@pytest.mark.parametrize(("kind", "backend"), KINDS)
+def test_a_handler_runs_while_its_rank_waits(start, kind, backend):
     """And the operation goes on, with the right result."""
-    job = start("signals.py", 2, kind)
+    job = start("signals.py", 2, kind, backend)
     until_it_waits(job[0])
     job[1].tell()
     job[1].next("calling")
@@ -37,10 +40,10 @@ def test_a_handler_runs_while_its_rank_waits(start, kind):
     assert job.end() == [0, 0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_rank_ends_its_wait(start, kind):
+@pytest.mark.parametrize(("kind", "backend"), KINDS)
+def test_an_interrupted_rank_ends_its_wait(start, kind, backend):
     """KeyboardInterrupt there, and everybody is told that the communicator is no more."""
-    job = start("signals.py", 2, kind)
+    job = start("signals.py", 2, kind, backend)
     until_it_waits(job[0])
     job[0].signal(signal.SIGINT)
     job[0].next("interrupted")

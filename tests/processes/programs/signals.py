@@ -1,4 +1,4 @@
-"""A rank whose signals come while it waits: signals.py KIND [BACKEND]
+"""A rank whose signals come while it waits: signals.py KIND BACKEND
 
 It waits in an operation of the kind for rank 1, which hears from the test when to take part, if it does.
 SIGUSR1: its handler only says that it ran. SIGINT: Python's own handler, which raises KeyboardInterrupt.
@@ -14,11 +14,11 @@ from tests.processes.programs.common import hear, reporting, say
 from unicomm import symm
 
 FOR_EVER = 300.0
-KIND = sys.argv[1]
+KIND, BACKEND = sys.argv[1:]
 
 signal.signal(signal.SIGUSR1, lambda *_: say("handled"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
-comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=FOR_EVER)
+comm = unicomm.new_comm(BACKEND, torch.device("cpu"), name="main", timeout=FOR_EVER)
 x = torch.ones(5)
 window, works = None, []
 if KIND == "wait_signal":
