@@ -746,6 +746,14 @@ class UcxFast(UcxOperations):
     def wait_idle(self) -> None:
         """Waits until no operation runs."""
 
+    def hear(self, connections: Sequence[int]) -> None:
+        """
+        Takes the descriptors of the connections on which other ranks tell of faults.
+        """
+
+    def close(self) -> None:
+        """It takes no operation any more."""
+
     @property
     def moment(self) -> float:
         """Seconds in which an operation needs no supervision."""
@@ -802,6 +810,9 @@ class HostsFast(FastOperations):
 
     def wait_idle(self) -> None:
         """Waits until no operation runs."""
+
+    def close(self) -> None:
+        """Lets go of the host's memory; it takes no operation any more."""
 
     @property
     def failed_in(self) -> HostsPart:

@@ -31,6 +31,7 @@ void bind_hosts(nb::module_& m) {
              "`supervisor` is held weakly.")
         .def("wait_idle", &Fast::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
              "Waits until no operation runs.")
+        .def("close", &Fast::close, "Lets go of the host's memory; it takes no operation any more.")
         .def_prop_ro("failed_in", &Fast::failed_in, "Where the last operation failed.");
 }
 

@@ -56,7 +56,7 @@ Fast::Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std:
       far_object_(std::move(far)),
       leaders_object_(std::move(leaders)),
       supervisor_(nb::steal(PyWeakref_NewRef(supervisor.ptr(), nullptr))),
-      near_(nb::cast<shm::Group&>(near_object_)),
+      near_(&nb::cast<shm::Group&>(near_object_)),
       far_(nb::cast<ucx::Fast&>(far_object_)),
       leaders_(operations_of(leaders_object_)),
       hosts_(std::move(hosts)),
@@ -80,6 +80,11 @@ Fast::Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std:
     host_ = host_of_.at(size_t(rank));
     local_ = local_of_.at(size_t(rank));
     if (is_leader() != (local_ == 0)) throw nb::value_error("the first rank of a host is its leader");
+}
+
+void Fast::close() {
+    near_ = nullptr;
+    near_object_ = nb::none();
 }
 
 uint64_t Fast::later(uint64_t deadline, double seconds) const {
@@ -114,7 +119,8 @@ bool Fast::fits(const Op& op, const Tensor& in) const {
 }
 
 bool Fast::begins(const Op& op, const Tensor& in) {
-    if (!fits(op, in) || !far_.usable() || (leaders_ && !leaders_->usable())) return false;
+    if (near_ == nullptr || !fits(op, in) || !far_.usable() || (leaders_ && !leaders_->usable()))
+        return false;
     if (leaders_) leaders_->begins(part_of(OpCode::kBarrier, 0), {});
     far_.counts().inside = op.code;
     return true;
@@ -152,9 +158,9 @@ Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
         answer_[0] = good;
     }
     if (alike && members().size() > 1) {
-        std::lock_guard lock(near_.running());
-        Fault fault = near_.broadcast(part_of(OpCode::kBroadcast, later(step.deadline, for_others_), 0),
-                                      {answer_.data(), kHead + step.result});
+        std::lock_guard lock(near_->running());
+        Fault fault = near_->broadcast(part_of(OpCode::kBroadcast, later(step.deadline, for_others_), 0),
+                                       {answer_.data(), kHead + step.result});
         if (fault) return in_part(Part::kLate, std::move(fault));
         good = answer_[0] != 0;
     }
@@ -172,7 +178,7 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, Step& step) {
     const auto code = static_cast<OpCode>(op.code);
     const size_t bytes = size_t(in.bytes), here = members().size();
     Op local = part_of(OpCode::kBarrier, step.deadline);
-    std::lock_guard lock(near_.running());
+    std::lock_guard lock(near_->running());
     if (reduces(code)) {
         step.given = bytes;
         step.result = bytes;
@@ -196,7 +202,7 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, Step& step) {
             if (bytes) std::memcpy(mine(), values, bytes);
             return {};
         }
-        return near_.all_reduce(local, values, is_leader() ? mine() : nullptr, uint64_t(in.numel));
+        return near_->all_reduce(local, values, is_leader() ? mine() : nullptr, uint64_t(in.numel));
     }
     if (gathers(code)) {
         step.given = bytes * here;
@@ -209,7 +215,7 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, Step& step) {
         local.extra = step.signature;
         std::vector<Buffer> places;
         for (size_t i = 0; i < here; ++i) places.push_back({mine() + i * bytes, bytes});
-        return near_.all_gather(local, {static_cast<char*>(in.data), bytes}, places);
+        return near_->all_gather(local, {static_cast<char*>(in.data), bytes}, places);
     }
     if (code == OpCode::kBroadcast) {
         step.result = bytes;
@@ -219,11 +225,11 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, Step& step) {
             if (root == rank_ && bytes) std::memcpy(mine(), in.data, bytes);
             local = part_of(OpCode::kBroadcast, step.deadline, local_of_[size_t(root)]);
             local.extra = step.signature;
-            return here == 1 ? Fault{} : near_.broadcast(local, {mine(), bytes});
+            return here == 1 ? Fault{} : near_->broadcast(local, {mine(), bytes});
         }
     }
     local.extra = step.signature;
-    return here == 1 ? Fault{} : near_.barrier(local);
+    return here == 1 ? Fault{} : near_->barrier(local);
 }
 
 const char* Fast::slot_of(int host, size_t bytes) const {
@@ -297,7 +303,7 @@ void Fast::deliver(const Op& op, const Tensor& in, const Tensor& out) const {
 // --- messages ---------------------------------------------------------------------------------------------
 
 bool Fast::begins(const std::vector<shm::Message>& messages) {
-    if (!far_.usable()) return false;
+    if (near_ == nullptr || !far_.usable()) return false;
     size_t near = 0;
     for (const shm::Message& m : messages) near += host_of_[size_t(m.peer)] == host_;
     if (near == messages.size()) return true;
@@ -311,8 +317,8 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
     }
     std::vector<shm::Message> local = messages;
     for (shm::Message& m : local) m.peer = local_of_[size_t(m.peer)];
-    std::lock_guard lock(near_.running());
-    return in_part(Part::kNear, near_.exchange(local, deadline_ns));
+    std::lock_guard lock(near_->running());
+    return in_part(Part::kNear, near_->exchange(local, deadline_ns));
 }
 
 }  // namespace unicomm::hosts

@@ -37,6 +37,8 @@ class Fast : public FastOperations {
     void abort() override { ucx::ask(supervisor_, "abort"); }
 
     void wait_idle() { std::lock_guard lock(running_); }
+    // Lets go of the host's memory: no operation runs here any more. Called with the GIL while none runs.
+    void close();
     Part failed_in() const { return failed_in_; }
 
   private:
@@ -62,7 +64,7 @@ class Fast : public FastOperations {
     const char* slot_of(int host, size_t bytes) const;
 
     nb::object near_object_, far_object_, leaders_object_, supervisor_;
-    shm::Group& near_;
+    shm::Group* near_;  // null once it is closed
     ucx::Fast& far_;
     ucx::Fast* leaders_;
     const std::vector<std::vector<int>> hosts_;

@@ -260,6 +260,9 @@ void bind_ucx(nb::module_& m) {
              "`supervisor` is held weakly.")
         .def("wait_idle", &UcxFast::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
              "Waits until no operation runs.")
+        .def("hear", &UcxFast::hear, nb::arg("connections"),
+             "Takes the descriptors of the connections on which other ranks tell of faults.")
+        .def("close", &UcxFast::close, "It takes no operation any more.")
         .def_rw("moment", &UcxFast::moment, "Seconds in which an operation needs no supervision.")
         .def_prop_ro("awaited", &UcxFast::awaited,
                      "The messages of the last exchange: peer, whether it is a send, number, bytes.");

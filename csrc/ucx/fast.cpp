@@ -1,6 +1,11 @@
 #include "ucx/fast.hpp"
 
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/bind_fault.hpp"
 #include "base/clock.hpp"
@@ -87,6 +92,27 @@ bool Fast::begins(const std::vector<shm::Message>& messages) {
     return true;
 }
 
+void Fast::hear(const std::vector<int>& connections) {
+    faults_ = epoll_create1(EPOLL_CLOEXEC);
+    if (faults_ < 0) throw_errno("epoll_create1");
+    for (int connection : connections) {
+        epoll_event event{};
+        event.events = EPOLLIN;
+        if (epoll_ctl(faults_, EPOLL_CTL_ADD, connection, &event) != 0) throw_errno("epoll_ctl");
+    }
+}
+
+// Whether another rank has told something that nobody has read yet.
+bool Fast::told() const {
+    epoll_event event;
+    return faults_ >= 0 && epoll_wait(faults_, &event, 1, 0) > 0;
+}
+
+void Fast::close() {
+    closed_ = true;
+    if (faults_ >= 0) ::close(std::exchange(faults_, -1));
+}
+
 Ended Fast::waited(Running& running, const std::function<Ended(uint64_t)>& wait) {
     Ended how = wait(running.moment());
     if (how != Ended::kLate) return how;
@@ -120,9 +146,10 @@ Fault Fast::swap(Running& running, const void* head, const void* data, size_t by
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
         return worker_->wait([&] { return slots_->arrived() && worker_->flushed(); }, limit);
     }));
-    // A rank that was stopped may find the slots of ranks that have given the operation up since. The number
-    // stays: nothing else begins meanwhile.
-    if (!fault && running.took_long() && ask(supervisor_, "given_up", counts_.entered)) {
+    // A rank that was stopped, here or before, may find the slots of ranks that have given the operation up
+    // since. The number stays: nothing else begins meanwhile.
+    const bool looks = !fault && (running.took_long() || told() || worker_->stopped());
+    if (looks && ask(supervisor_, "given_up", counts_.entered)) {
         fault = failed("it was given up");
     }
     return fault;

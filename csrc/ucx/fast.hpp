@@ -3,6 +3,7 @@
 // An operation that takes longer than a moment tells Python code, its `supervisor`, which knows deadlines,
 // asks other ranks and finds causes. What ends in the moment is told nobody.
 #pragma once
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -54,7 +55,7 @@ class Fast : public FastOperations {
     Fault swap_slots(const char* data, size_t bytes, uint64_t deadline_ns);
     const char* slot_data(int rank) const { return slots_->data(rank); }
     size_t slot_bytes(int rank) const { return slots_->bytes(rank); }
-    bool usable() const { return worker_->size() > 1 && !worker_->stopped() && !counts_.left; }
+    bool usable() const { return !closed_ && worker_->size() > 1 && !worker_->stopped() && !counts_.left; }
     Counts& counts() const { return counts_; }
 
     // Seconds in which an operation needs no supervision.
@@ -62,6 +63,11 @@ class Fast : public FastOperations {
 
     // Waits until no operation runs. Called without the GIL.
     void wait_idle() { std::lock_guard lock(running_); }
+    // The connections on which other ranks tell of faults. Throws `SystemFailure`.
+    void hear(const std::vector<int>& connections);
+    // It takes no operation any more, and closes its file. Called while none runs, or in a forked child.
+    void close();
+    ~Fast() override { close(); }
     // The messages of the last exchange, as (peer, send, number, bytes).
     using Awaited = std::tuple<int, bool, uint64_t, int64_t>;
     const std::vector<Awaited>& awaited() const { return awaited_; }
@@ -70,6 +76,7 @@ class Fast : public FastOperations {
     class Running;
     Fault failed(const std::string& why) const { return {FaultCode::kInternal, {}, {}, why}; }
     Ended waited(Running& running, const std::function<Ended(uint64_t)>& wait);
+    bool told() const;
     Fault fault_of(Ended how);
     template <class Operation>
     Fault run(uint64_t deadline_ns, Operation operation);
@@ -82,6 +89,8 @@ class Fast : public FastOperations {
     Counts& counts_;
     std::mutex running_;
     std::vector<Awaited> awaited_;
+    int faults_ = -1;  // an epoll file of the connections on which other ranks tell of faults
+    std::atomic<bool> closed_{false};
 };
 
 }  // namespace unicomm::ucx

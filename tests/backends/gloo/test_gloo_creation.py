@@ -18,6 +18,7 @@ from unicomm.backends.out_of_band import sockets as mesh
 from unicomm.backends.out_of_band.fault_channel import FaultChannel
 from unicomm.comms.failures.process_sockets import internet_sockets
 from unicomm.comms.membership import create, split
+from unicomm.comms.operations.table import OPERATIONS
 from unicomm.testing import run_ranks
 
 LONG = 300.0  # seconds; who waits for that fails by pytest's own timeout
@@ -155,7 +156,7 @@ def test_who_is_elsewhere(eventually):
     asking = FaultChannel({1 + i: ends[i][0] for i in range(3)}, 0, lambda: faults.append(0))
     waiting = FaultChannel({0: ends[0][1]}, 1, lambda: None)
     absent = FaultChannel({0: ends[1][1]}, 2, lambda: None)
-    waiting.inside = "all_reduce"  # the third one answers nothing
+    waiting.counts.inside = OPERATIONS["all_reduce"].code  # the third one answers nothing
     try:
         assert asking.elsewhere([1, 2, 3]) == [2, 3]
         assert asking.elsewhere([1]) == []

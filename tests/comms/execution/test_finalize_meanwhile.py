@@ -71,7 +71,7 @@ def test_an_operation_that_cannot_end_is_aborted(backend, n, hints, native):
         comms[0].register_pre_hook(lambda *_: None)
 
     def ends() -> None:
-        if native and backend == "shm":
+        if native and comms[0]._engine.has_native_path:
             until_on_fast_path(comms[0])
         else:
             until_on_general_path(comms[0])

@@ -357,7 +357,8 @@ class HostsBackend(
         self._end()
 
     def close(self) -> None:
-        self._supervisor = None  # which holds the memory
+        if self._supervisor is not None:
+            self._supervisor.native.close()
         for part in self._parts:
             part.close()
 

@@ -158,11 +158,13 @@ class UcxBackend(Operations, Reconfigures):
                 self.worker.flush(_LEAVE)
             except RuntimeError as error:  # of a connection to a rank that has left already
                 _log.debug("communicator '%s' at its end: %s", self.name, error)
+        self.supervisor.native.close()
         super().close()
         self._drop()
 
     def forget(self) -> None:
         self.worker.forget()
+        self.supervisor.native.close()
         super().forget()
 
     @classmethod

@@ -28,6 +28,7 @@ class Supervisor:
         self._backend = backend
         # Which holds this object weakly: Python does not see what a C++ object holds.
         self.native = _core.UcxFast(backend.worker, compares, backend.channel.counts, self)
+        self.native.hear([s.fileno() for _, s in backend.channel.sockets()])
         self.fast: _core.FastPath | None = None
 
     def awaited(self) -> list[Awaited]:
