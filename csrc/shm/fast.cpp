@@ -22,6 +22,8 @@ namespace {
 
 using shm::Op;
 
+constexpr int64_t kWithGil = 4096;  // bytes that are copied without releasing the GIL
+
 class FastPath : public FastCalls {
   public:
     FastPath(nb::object backend, nb::object recorder, uint16_t comm, double timeout)
@@ -290,6 +292,10 @@ class FastPath : public FastCalls {
     // Not inlined: a group of one rank, which keeps the GIL, would pay for it.
     [[gnu::noinline]] Fault without_gil(const Op& op, uint64_t seq, const Tensor& in, const Tensor& out) {
         Running now(*this, op.code, seq);
+        if (b_.gives_back() && in.bytes <= kWithGil) {
+            GilHeldAtFirst held;
+            return b_.collective(op, in, out);
+        }
         GilReleased release;
         return b_.collective(op, in, out);
     }

@@ -19,8 +19,25 @@
 #include "operations/tensor.hpp"
 #include "operations/work.hpp"
 #include "recorder/recorder.hpp"
+#include "shm/waiting/held_lock.hpp"
 
 namespace unicomm {
+
+// Holds the GIL until the operation has to wait, from then on until the end of its own life releases it.
+class GilHeldAtFirst : public HeldLock {
+  public:
+    ~GilHeldAtFirst() override {
+        if (state_ != nullptr) with_end_of_python([this] { PyEval_RestoreThread(state_); });
+    }
+
+  protected:
+    void release() override {
+        if (state_ == nullptr) state_ = PyEval_SaveThread();
+    }
+
+  private:
+    PyThreadState* state_ = nullptr;
+};
 
 class FastCalls {
   public:

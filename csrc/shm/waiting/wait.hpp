@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shm/memory/segment.hpp"
+#include "shm/waiting/held_lock.hpp"
 
 namespace unicomm::shm {
 
@@ -40,6 +41,9 @@ class ProcessWatch {
 
 class Waiter {
   public:
+    // A wait that is over after so many looks, about 0.4 us, is no reason to give a lock back.
+    static constexpr int kAtOnce = 30;
+
     Waiter(Segment& segment, int rank);
 
     // Calls `ready` until it returns true. Returns false if `stop` asks to give up; `stop` is called about
@@ -48,8 +52,10 @@ class Waiter {
     bool until(Ready ready, Stop stop) {
         for (int i = 0; i < spins_; ++i) {
             if (ready()) return true;
+            if (i == kAtOnce) HeldLock::give_back();
             cpu_pause();
         }
+        HeldLock::give_back();
         return slow(std::function<bool()>(ready), std::function<bool(bool)>(stop));
     }
     // To be called after publishing what others may sleep for.
