@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Collection
+from typing import Any, NoReturn, Protocol
 
 from unicomm import _core
 from unicomm.backends.ucx.backend import UcxBackend
 from unicomm.comms.errors import CommError
 from unicomm.comms.failures.faults import core_error
 
-from .first_step import explain
-
-if TYPE_CHECKING:
-    from .backend import HostsBackend
+from .first_step import Links, explain
 
 _PART = _core.HostsPart
+
+
+class Supervised(Links, Protocol):
+    """The backend. The last three return the communicator's error for one of a part, and end the others."""
+
+    slack: float  #: seconds that the leaders wait beyond an operation's timeout
+
+    def abort(self) -> None:
+        """Ends the communicator."""
+
+    def near_failed(self, error: CommError, late: bool) -> CommError:
+        """`late`: some of the host's ranks may have waited for other hosts."""
+
+    def leaders_failed(self, error: CommError) -> CommError: ...
+
+    def far_failed(self, error: CommError, peers: Collection[int]) -> CommError: ...
 
 
 class Supervisor:
@@ -26,7 +40,7 @@ class Supervisor:
 
     def __init__(
         self,
-        backend: HostsBackend,
+        backend: Supervised,
         group: Any,
         far: UcxBackend,
         leaders: UcxBackend | None,

@@ -7,24 +7,34 @@ than a moment, and when something is wrong.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from unicomm import _core
-from unicomm.backends.out_of_band import COMPARE, Awaited, Operation
+from unicomm.backends.out_of_band import COMPARE, Awaited, FaultChannel, Operation
 
-if TYPE_CHECKING:
-    from .operations import Operations
+
+class Supervised(Protocol):
+    """The backend."""
+
+    worker: _core.UcxWorker
+    channel: FaultChannel
+
+    def abort(self) -> None:
+        """Ends the communicator."""
+
+    def size_differs(self, peer: int, expected: int, length: int) -> None:
+        """Breaks the communicator: a receive of `expected` bytes got a message of `length` bytes."""
 
 
 class Supervisor:
-    """Its methods return whether the operation must fail; `Operations.raise_fault` then raises the error.
+    """Its methods return whether the operation must fail; the backend's `raise_fault` then raises the error.
 
     Attributes:
         native: the operations of the native core.
         fast: the fast path, once the communicator has one.
     """
 
-    def __init__(self, backend: Operations, compares: bool) -> None:
+    def __init__(self, backend: Supervised, compares: bool) -> None:
         self._backend = backend
         # Which holds this object weakly: Python does not see what a C++ object holds.
         self.native = _core.UcxFast(backend.worker, compares, backend.channel.counts, self)
