@@ -16,7 +16,7 @@ from tests.comms.execution.finalizing import (
     until_on_fast_path,
     until_on_general_path,
 )
-from tests.comms.inside import executor, post
+from tests.comms.inside import engine, executor, post
 from tests.threads import outcomes
 from unicomm import CommError, Communicator, ReduceOp
 from unicomm.c10d.compat import HashStore
@@ -71,7 +71,7 @@ def test_an_operation_that_cannot_end_is_aborted(backend, n, hints, native):
         comms[0].register_pre_hook(lambda *_: None)
 
     def ends() -> None:
-        if native and comms[0]._engine.has_native_path:
+        if native and engine(comms[0]).has_native_path:
             until_on_fast_path(comms[0])
         else:
             until_on_general_path(comms[0])
