@@ -204,12 +204,8 @@ class FastPath : public FastCalls {
         ring::NewRecord n = record_of_message(send, t, next_pair_seq(int(peer), send), int(peer));
         uint64_t deadline = deadline_after(timeout, n.created_ns);
         uint64_t record = r_.writer.begin(n);
-        Fault fault;
-        {
-            Running now(*this, n.op, n.seq);
-            GilReleased release;
-            fault = b_.exchange(messages, deadline);
-        }
+        Running now(*this, n.op, n.seq);
+        Fault fault = held_at_first(t.bytes, [&] { return b_.exchange(messages, deadline); });
         return finished(record, n, fault, true, tensor);
     }
 
@@ -292,12 +288,18 @@ class FastPath : public FastCalls {
     // Not inlined: a group of one rank, which keeps the GIL, would pay for it.
     [[gnu::noinline]] Fault without_gil(const Op& op, uint64_t seq, const Tensor& in, const Tensor& out) {
         Running now(*this, op.code, seq);
-        if (b_.gives_back() && in.bytes <= kWithGil) {
+        return held_at_first(in.bytes, [&] { return b_.collective(op, in, out); });
+    }
+
+    // Runs an operation without the GIL, which a small one gives back when it has to wait.
+    template <class Operation>
+    Fault held_at_first(int64_t bytes, Operation operation) {
+        if (b_.gives_back() && bytes <= kWithGil) {
             GilHeldAtFirst held;
-            return b_.collective(op, in, out);
+            return operation();
         }
         GilReleased release;
-        return b_.collective(op, in, out);
+        return operation();
     }
 
     nb::object backend_;  // keeps it alive

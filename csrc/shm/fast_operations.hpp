@@ -17,8 +17,8 @@ struct Op;
 struct Message;
 }  // namespace shm
 
-// An operation begins and ends with `running` held. `begins` is called with the GIL, `exchange` without, and
-// `collective` with or without it.
+// An operation begins and ends with `running` held. `begins` is called with the GIL, `collective` and
+// `exchange` with or without it.
 class FastOperations {
   public:
     virtual ~FastOperations() = default;
@@ -34,7 +34,7 @@ class FastOperations {
     virtual Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) = 0;
     virtual Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) = 0;
 
-    // Whether a wait of `collective` gives back a `HeldLock`.
+    // Whether its waits give back a `HeldLock`.
     virtual bool gives_back() const { return false; }
 
     // Called with the GIL when a signal handler has raised in an operation, whose fault it became.

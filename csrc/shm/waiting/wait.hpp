@@ -41,8 +41,8 @@ class ProcessWatch {
 
 class Waiter {
   public:
-    // A wait that is over after so many looks, about 0.4 us, is no reason to give a lock back.
-    static constexpr int kAtOnce = 30;
+    // A wait that is over after so many looks, about 1 us, is no reason to give a lock back.
+    static constexpr int kAtOnce = 80;
 
     Waiter(Segment& segment, int rank);
 
