@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -41,6 +42,12 @@ collect_ignore = ["wheel"]  # tests of an installed wheel: tools/wheels.py runs 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests are millions of objects, which no collection of garbage need look at again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from tests import commands
+from tests.processes import forked_interpreters
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -14,7 +15,7 @@ def torchrun(ranks, program, *arguments, **env):
     A rank that hangs ends with all stacks on stderr.
     """
     command = [*commands.torchrun(ranks), program, *arguments]
-    return commands.run(command, within=220, env=os.environ | {"OMP_NUM_THREADS": "1"} | env)
+    return forked_interpreters.run(command, within=220, env=os.environ | {"OMP_NUM_THREADS": "1"} | env)
 
 
 def forked(programs, ranks, program, *arguments, stock=False, **env):

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
 from tests.ports import free_port
+from tests.processes.forked_interpreters import run
 from unicomm.c10d.env_rendezvous import FILLED, fill_in
 
 pytestmark = pytest.mark.timeout(120)

@@ -17,7 +17,8 @@ from typing import Any
 
 from tests import ROOT
 from tests.backends.hosts.namespace_job import PORT, Job
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
+from tests.processes.forked_interpreters import run
 from tools import namespaces
 
 PROGRAM = Path(__file__).with_name("program.py")

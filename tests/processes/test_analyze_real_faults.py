@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.commands import run
+from tests.processes.forked_interpreters import run
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.table.load import load
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.backends.mpi.mpi_jobs import NAMES, mpiexec
-from tests.commands import run
+from tests.processes.forked_interpreters import run
 from tests.processes.rank_processes import PROGRAMS
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.diff import compare

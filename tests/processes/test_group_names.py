@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.commands import clean_environment, run, torchrun
+from tests.commands import clean_environment, torchrun
+from tests.processes.forked_interpreters import run
 from tests.profiler.traces import decode, load
 from unicomm.launch.cli import app
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
+from tests.processes.forked_interpreters import run
 from tests.processes.rank_processes import agent_environments, new_store
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.table.load import load

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
+from tests.processes.forked_interpreters import run
 from unicomm.comms.membership.processes import status
 
 pytestmark = pytest.mark.processes

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
+from tests.processes.forked_interpreters import run
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
+from tests.processes.forked_interpreters import run
 from tests.processes.rank_processes import PROGRAMS
 
 pytestmark = pytest.mark.processes
@@ -31,7 +32,7 @@ def launch(start):
 
     def make(*arguments):
         options = ("--metrics-port=0", "--no-hub", "--nproc-per-node=2")
-        started.append(start("unicomm_run.py", None, *options, *arguments, environments=[{}])[0])
+        started.append(start("unicomm_run_forking.py", None, *options, *arguments, environments=[{}])[0])
         return started[-1]
 
     yield make

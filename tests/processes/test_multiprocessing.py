@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import run
+from tests.processes.forked_interpreters import run
 
 pytestmark = pytest.mark.processes
 PROGRAM = Path(__file__).parent / "programs" / "multiprocessed.py"

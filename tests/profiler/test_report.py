@@ -16,7 +16,8 @@ from torch._C._distributed_c10d import HashStore
 from typer.testing import CliRunner
 
 from benchmarks import profile_merge as generator
-from tests.commands import run, torchrun
+from tests.commands import torchrun
+from tests.processes.forked_interpreters import run
 from tests.profiler.traces import decode, load, named, operations
 from unicomm import ReduceOp
 from unicomm.flight_recorder.recording.writer import recorder_path

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests import ROOT
-from tests.commands import run
+from tests.processes.forked_interpreters import run
 from tests.rehearse.corpus_programs import Expected, programs, rehearsed, wrong
 
 PAGE = ROOT / "docs/rehearse.md"

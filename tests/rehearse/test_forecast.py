@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.commands import run
+from tests.processes.forked_interpreters import run
 from unicomm.rehearse.details import STEP, Details
 from unicomm.rehearse.forecast.cost_model import Shape, interpolated, seconds, shape_of
 from unicomm.rehearse.forecast.forecast import forecast

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.commands import run
+from tests.processes.forked_interpreters import run
 from tests.rehearse.corpus_programs import FOLDER, programs, wrong
 from tests.rehearse.test_rehearsals import PATIENCE, PROGRAMS, rehearsed
 from unicomm.flight_recorder.analysis.verdict import Verdict

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.commands import run
+from tests.processes.forked_interpreters import run
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.rehearse.github import to_annotations
 from unicomm.rehearse.play import Rules

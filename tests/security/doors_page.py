@@ -146,7 +146,7 @@ def doors(way: str) -> list[Door]:
     with (
         tempfile.TemporaryDirectory() as place,
         namespaces.Namespaces(3) as hosts,
-        Job(hosts, Path(place), _WITHIN) as job,
+        Job(hosts, Path(place), _WITHIN, fresh=True) as job,
     ):
         folder = Path(place) / "ranks"
         folder.mkdir()

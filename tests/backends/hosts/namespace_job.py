@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.commands import clean_environment
+from tests.processes import forked_interpreters
 from tools.namespaces import Namespaces
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -18,9 +19,13 @@ PORT = 29500  # of a network that nobody else is in
 
 
 class Job:
-    """Processes that print JSON, a value a line. Past its deadline all are killed, which ends any wait."""
+    """Processes that print JSON, a value a line. Past its deadline all are killed, which ends any wait.
 
-    def __init__(self, hosts: Namespaces, folder: Path, within: float = WITHIN) -> None:
+    Each is a new interpreter if `fresh`, else one that is forked with torch imported.
+    """
+
+    def __init__(self, hosts: Namespaces, folder: Path, within: float = WITHIN, fresh: bool = False) -> None:
+        self._popen = subprocess.Popen if fresh else forked_interpreters.Popen
         self.hosts = hosts
         self._folder = folder
         self.processes: list[subprocess.Popen[str]] = []
@@ -44,7 +49,7 @@ class Job:
         rings.mkdir(mode=0o700)
         kept = clean_environment() | {"UNICOMM_TRACE_DIR": str(rings)}
         self.processes.append(
-            subprocess.Popen(
+            self._popen(
                 [*self.hosts.enter(host), sys.executable, *map(str, arguments)],
                 env=kept | {k: str(v) for k, v in more.items()},
                 stdin=subprocess.PIPE,

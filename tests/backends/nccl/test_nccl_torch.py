@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from tests.commands import run, torchrun
+from tests.commands import torchrun
 from tests.mocks.nccl.backend import HostStreams, make
 from tests.mocks.nccl.kinds import streams_of
+from tests.processes.forked_interpreters import run
 from unicomm import Communicator, UnsupportedError
 from unicomm.c10d.compat import BATCHES_FOUND
 from unicomm.c10d.process_group import UnicommProcessGroup

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.commands import run
+from tests.processes.forked_interpreters import run
 
 _LIMITED = """
 import datetime, resource, threading

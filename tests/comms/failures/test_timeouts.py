@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 import torch
 
-from tests.commands import run
 from tests.comms.calls import COLLECTIVES, call, check_sum
+from tests.processes.forked_interpreters import run
 from unicomm import CommTimeoutError, Communicator, PeerLostError, ReduceOp
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import unicomm
-from tests.commands import run, torchrun
+from tests.commands import torchrun
 from tests.comms.calls import COLLECTIVES, call
+from tests.processes.forked_interpreters import run
 from unicomm import BackendError, CommTimeoutError, InvalidArgumentError, NotReadyError, UnsupportedError
 from unicomm.c10d.compat import HashStore
 from unicomm.testing import run_ranks

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import unicomm
-from tests.commands import run
 from tests.flight_recorder.rings import ALL_REDUCE, BROADCAST, META, RECV, SEND
 from tests.old_torch import not_with_old_torch
+from tests.processes.forked_interpreters import run
 from unicomm import _core, flight_recorder
 from unicomm.flight_recorder.formats import torch_dump as formats
 from unicomm.flight_recorder.formats.pickles import read

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
+from tests.processes.forked_interpreters import run
 from unicomm.flight_recorder.table.load import load
 
 BEGIN = """

@@ -52,6 +52,9 @@ def serve(control: socket.socket) -> list[str]:
                 os.dup2(descriptor, i)
                 os.close(descriptor)
             control.close()
+            # Leaves out the end of torch's libraries (forked_interpreters.py), but not the interpreter's.
+            libc = ctypes.CDLL(None)
+            libc.on_exit(libc._exit, None)
             os.environ.clear()
             os.environ.update(request["env"])
             return list(request["argv"])
