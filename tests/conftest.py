@@ -24,6 +24,14 @@ _OWN = {
     if name not in os.environ
 }
 os.environ |= _OWN
+# What tests compile is small: it needs no processes with torch to compile in, and no trial of vector
+# instructions. numpy's threads wait by spinning.
+for _name, _value in {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+}.items():
+    os.environ.setdefault(_name, _value)
 # Threads of the test runner, of those that read what other processes print, and of Jupyter's client, which
 # never end, call no communicator: they shall hide no deadlock.
 _HARMLESS = (

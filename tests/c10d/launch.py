@@ -14,8 +14,17 @@ def torchrun(ranks, program, *arguments, **env):
 
     A rank that hangs ends with all stacks on stderr.
     """
+    return _torchrun(commands.run, ranks, program, *arguments, **env)
+
+
+def forked_torchrun(ranks, program, *arguments, **env):
+    """The same with interpreters that are forked."""
+    return _torchrun(forked_interpreters.run, ranks, program, *arguments, **env)
+
+
+def _torchrun(run, ranks, program, *arguments, **env):
     command = [*commands.torchrun(ranks), program, *arguments]
-    return forked_interpreters.run(command, within=220, env=os.environ | {"OMP_NUM_THREADS": "1"} | env)
+    return run(command, within=220, env=os.environ | {"OMP_NUM_THREADS": "1"} | env)
 
 
 def forked(programs, ranks, program, *arguments, stock=False, **env):

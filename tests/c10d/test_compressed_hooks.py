@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from .launch import PROGRAMS, torchrun
+from .launch import PROGRAMS, forked_torchrun
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 @pytest.mark.parametrize("backend", ["unicomm", "gloo"])
 def test_compressed_gradients(backend, parallel, tmp_path):
     for wire, bound in (("int8", 0.03), ("mxfp8", 0.15)):
-        done = torchrun(2, PROGRAMS / "compressed.py", backend, parallel, wire, str(tmp_path))
+        done = forked_torchrun(2, PROGRAMS / "compressed.py", backend, parallel, wire, str(tmp_path))
         assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(re.search("FOUND (.*)", done.stdout)[1])
         without, with_it = found["False"], found["True"]

@@ -6,10 +6,11 @@ import time
 import pytest
 
 from tests import ROOT
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
 from tests.healthy import conductor
 from tests.healthy.legal import COLLECTIVES, Program
 from tests.healthy.rank import OPERATIONS
+from tests.processes.forked_interpreters import run
 from tests.processes.rank_processes import ForkServer, Job, agent_environments, new_store
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Finding, Report, Verdict
@@ -91,9 +92,9 @@ def test_a_run_with_a_finding_is_counted(tmp_path, capsys):
 def test_the_command_goes_on_where_it_stopped(tmp_path):
     log = tmp_path / "runs.jsonl"
     command = [sys.executable, "-m", "tests.healthy.conductor", "--seed", "11", "--log", log]
-    assert "1 runs" in run([*command, "--runs", "1"]).stdout
+    assert "1 runs" in run([*command, "--runs", "1"], nests=True).stdout
     first = log.read_text()
-    done = run([*command, "--runs", "2"])
+    done = run([*command, "--runs", "2"], nests=True)
     assert done.returncode == 0, done.stdout
     assert log.read_text().startswith(first)
     assert len(log.read_text().splitlines()) == 2

@@ -200,7 +200,7 @@ def main(descriptor: int) -> None:
     # fork() copies the calling thread alone: a server with others could hand a held lock to its children.
     assert len(os.listdir("/proc/self/task")) == 1
     gc.freeze()  # the children's collections then leave alone what they share with the server
-    atexit.register(_keep_modules, list(sys.modules))
+    atexit.register(keep_modules, list(sys.modules))
     control = socket.socket(fileno=descriptor)
     control.send(b"ready")
     _become(_serve(control))
@@ -268,7 +268,7 @@ def _become(request: dict[str, Any]) -> None:
     _run(request["words"])
 
 
-def _keep_modules(names: Sequence[str]) -> None:
+def keep_modules(names: Sequence[str]) -> None:
     """Keeps what the server has imported from being cleared, object by object, at the interpreter's end.
 
     The modules of torch.distributed, which hold groups, and of unicomm are cleared, as are the program's own.

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
+from tests.processes.forked_interpreters import run
 
 pytestmark = pytest.mark.processes
 
@@ -141,6 +142,7 @@ def test_example(tmp_path, rings):
         [*command, "--limit", "250", "--result", str(result)],
         within=270,
         env=clean_environment() | {"UNICOMM_TRACE_DIR": str(rings)},
+        nests=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "success" in done.stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import commands
+from tests.processes import forked_interpreters
 
 PROGRAM = Path(__file__).parent / "programs" / "behaviour.py"
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 def run(folder, **env):
     """Returns what each rank saw, by section."""
-    done = commands.run(
+    done = forked_interpreters.run(
         [*commands.torchrun(2), PROGRAM, folder],
         within=150,
         env=commands.clean_environment()

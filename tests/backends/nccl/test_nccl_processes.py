@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from tests.processes import forked_interpreters
+
 HERE = Path(__file__).parent
 WITHIN = 200
 
@@ -35,7 +37,7 @@ def run(
     }
     command = [sys.executable, str(HERE / "programs" / job), fault]
     ranks = [
-        subprocess.Popen(
+        forked_interpreters.Popen(
             command,
             env=base | {"RANK": str(r), "LOCAL_RANK": str(r)},
             stdout=subprocess.PIPE,

@@ -22,7 +22,7 @@ from unicomm.testing import run_ranks
 
 
 @pytest.fixture
-def recorded():
+def recorded(fresh_recorder):
     """This process has recorded operations of two ranks, which are threads."""
 
     def program(comm):

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from tests.commands import clean_environment, run
+from tests.commands import clean_environment
+from tests.processes.forked_interpreters import run
 from unicomm.comms.errors import CommError, MismatchError
 from unicomm.flight_recorder.recording import tracebacks
 

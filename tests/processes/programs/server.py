@@ -8,6 +8,7 @@ its script as `python SCRIPT ARGUMENTS` would, to the end of the interpreter. It
 own and does not outlive the server, which ends when the test closes its end of the socket.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -22,6 +23,8 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.processes.forked_interpreters import end_early, keep_modules
 from unicomm.backends import shm  # noqa: F401
 from unicomm.backends.gloo import backend as gloo  # noqa: F401
 from unicomm.flight_recorder.recording import writer  # noqa: F401
@@ -52,9 +55,7 @@ def serve(control: socket.socket) -> list[str]:
                 os.dup2(descriptor, i)
                 os.close(descriptor)
             control.close()
-            # Leaves out the end of torch's libraries (forked_interpreters.py), but not the interpreter's.
-            libc = ctypes.CDLL(None)
-            libc.on_exit(libc._exit, None)
+            end_early()
             os.environ.clear()
             os.environ.update(request["env"])
             return list(request["argv"])
@@ -71,7 +72,9 @@ if __name__ == "__main__":
         importlib.import_module(name)
     # fork() copies the calling thread alone: a server with others could hand a held lock to its children.
     assert len(os.listdir("/proc/self/task")) == 1
+    del sys.path[0]
     gc.freeze()  # the children's collections then leave alone what they share with the server
+    atexit.register(keep_modules, list(sys.modules))
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.send(b"ready")
     sys.argv = serve(connection)
