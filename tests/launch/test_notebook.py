@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import unicomm
+from tests.processes import forked_interpreters
 from unicomm.launch.notebook import RankError, channel, launch, state
 
 pytestmark = pytest.mark.processes
 
 SIZE = 3
 PATIENT = 60.0  # seconds of grace for a test in which nobody is to be killed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """Ranks are forked interpreters. Those of test_live_parents.py are new ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", forked_interpreters.Popen)
+        yield
 
 
 @pytest.fixture(scope="module")

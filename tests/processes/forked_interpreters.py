@@ -18,6 +18,7 @@ import fcntl
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import runpy
@@ -93,6 +94,7 @@ def run(
 
 # --- the process that starts others -------------------------------------------------------------------
 
+_PlainPopen = subprocess.Popen  # tests may put `Popen` in its place
 _really = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _signature = inspect.signature(_really)
 _lock = threading.Lock()
@@ -166,7 +168,7 @@ def _get_server() -> socket.socket:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.settimeout(120)
     code = "import sys; from tests.processes import forked_interpreters as f; f.main(int(sys.argv[1]))"
-    process = subprocess.Popen(
+    process = _PlainPopen(
         [sys.executable, "-c", code, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
@@ -258,7 +260,7 @@ def _become(request: dict[str, Any]) -> None:
     end_early()
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.stdout.reconfigure(write_through=request["unbuffered"])  # type: ignore[union-attr]
+    _open_streams(request["unbuffered"])
     path = request["env"].get("PYTHONPATH", "")
     sys.path[:0] = [each for each in path.split(os.pathsep) if each]
     if request["env"].get(SWITCH, "0") == "1":
@@ -289,6 +291,21 @@ def end_early() -> None:
     torch takes its operators from its tables one by one.
     """
     _libc.on_exit(_libc._exit, None)
+
+
+def _open_streams(unbuffered: bool) -> None:
+    """Makes `sys.stdin`, `sys.stdout` and `sys.stderr` anew: a stream keeps of which kind its file was."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        raw = os.fdopen(number, "wb" if number else "rb", 0 if number and unbuffered else -1, closefd=False)
+        stream = io.TextIOWrapper(
+            raw,
+            errors="backslashreplace" if name == "stderr" else "strict",
+            line_buffering=name == "stderr" or os.isatty(number),
+            write_through=unbuffered and number > 0,
+        )
+        stream.mode = "w" if number else "r"
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _run(words: list[str]) -> None:

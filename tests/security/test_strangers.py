@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,7 @@ import pytest
 from tests import ROOT
 from tests.backends.hosts.namespace_job import PORT, Job
 from tests.commands import clean_environment, run
+from tests.processes import forked_interpreters
 from tests.security import listeners, stranger
 from tests.security.listeners import Listener
 from tools import namespaces
@@ -36,7 +37,8 @@ def test_a_stranger_on_the_host_of_a_launcher(options, tmp_path, eventually):
     """
     trap = tmp_path / "made by the pickle"
     command = [sys.executable, "-m", "unicomm", "run", "--nproc-per-node=2", "--no-hub", *options]
-    with subprocess.Popen([*command, WAITS, tmp_path], env=clean_environment()) as launcher:
+    words = [*map(str, (*command, WAITS, tmp_path))]
+    with forked_interpreters.Popen(words, env=clean_environment()) as launcher:
         try:
             eventually(lambda: {"0", "1"} <= {path.name for path in tmp_path.iterdir()}, WITHIN)
             found = listeners.listeners(listeners.family(launcher.pid))
@@ -92,13 +94,26 @@ class OnHosts:
         return told
 
 
-@pytest.fixture
-def on_hosts(tmp_path: Path) -> Iterator[OnHosts]:
+@contextlib.contextmanager
+def _hosts(place: Path, fresh: bool) -> Iterator[OnHosts]:
     os.chdir(ROOT)
-    with namespaces.Namespaces(3) as hosts, Job(hosts, tmp_path, 2 * WITHIN) as job:
-        folder = tmp_path / "ranks"
+    with namespaces.Namespaces(3) as hosts, Job(hosts, place, 2 * WITHIN, fresh) as job:
+        folder = place / "ranks"
         folder.mkdir()
         yield OnHosts(job, folder)
+
+
+@pytest.fixture
+def on_hosts(tmp_path: Path) -> Iterator[OnHosts]:
+    with _hosts(tmp_path, fresh=False) as made:
+        yield made
+
+
+@pytest.fixture
+def on_hosts_with_names(tmp_path: Path) -> Iterator[OnHosts]:
+    """The same with new interpreters, whose command lines tell what they are."""
+    with _hosts(tmp_path, fresh=True) as made:
+        yield made
 
 
 def up(on_hosts: OnHosts) -> bool:
@@ -108,9 +123,10 @@ def up(on_hosts: OnHosts) -> bool:
 @several
 @pytest.mark.timeout(300)
 def test_a_stranger_on_the_network_of_a_job(
-    on_hosts: OnHosts, tmp_path: Path, eventually: Callable[..., None]
+    on_hosts_with_names: OnHosts, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     """It reaches the rendezvous, which answers nobody without the token, and no store at all."""
+    on_hosts = on_hosts_with_names
     for host in (0, 1):
         on_hosts.start(host)
     eventually(lambda: up(on_hosts), WITHIN)
