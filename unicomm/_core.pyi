@@ -655,8 +655,6 @@ def ucx_most_in_slot(size: int) -> int:
     Bytes of a rank's data that travel with what it calls, if all of so many ranks need them.
     """
 
-UCX_MOST_CUT: int = 4096
-
 class UcxWorker:
     """One communicator's worker of UCX."""
 
@@ -743,6 +741,23 @@ class UcxFast(UcxOperations):
     def __init__(self, worker: UcxWorker, compares: bool, counts: Counts, supervisor: object) -> None:
         """`supervisor` is held weakly."""
 
+    def fits(self, op: int, bytes: int) -> bool:
+        """Whether `run` takes a collective with so many bytes of input."""
+
+    def run(
+        self,
+        op: int,
+        dtype: int,
+        red: int,
+        root: int,
+        count: int,
+        extra: int,
+        timeout: float,
+        input: object | None,
+        output: object | None,
+    ) -> object:
+        """Runs a collective on the general path. Returns None, or a fault."""
+
     def wait_idle(self) -> None:
         """Waits until no operation runs."""
 
@@ -776,6 +791,11 @@ class UcxMessages:
         Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over; None if the worker was stopped, or not `all` came in time.
         """
 
+def hosts_most_in_slot(hosts: int) -> int:
+    """
+    Bytes of a host's data for all others that travel with what its ranks call.
+    """
+
 def hosts_signature(op: int, dtype: int, how: int, root: int, count: int, extra: int) -> int:
     """A number for what all ranks of several hosts must agree on."""
 
@@ -807,6 +827,23 @@ class HostsFast(FastOperations):
         supervisor: object,
     ) -> None:
         """`supervisor` is held weakly."""
+
+    def fits(self, op: int, dtype: int, red: int, bytes: int) -> bool:
+        """Whether `run` takes a collective with so many bytes of input."""
+
+    def run(
+        self,
+        op: int,
+        dtype: int,
+        red: int,
+        root: int,
+        count: int,
+        extra: int,
+        timeout: float,
+        input: object | None,
+        output: object | None,
+    ) -> object:
+        """Runs a collective on the general path. Returns None, or a fault."""
 
     def wait_idle(self) -> None:
         """Waits until no operation runs."""

@@ -3,13 +3,20 @@
 
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "hosts/fast.hpp"
+#include "shm/general_call.hpp"
 
 namespace unicomm {
 
 void bind_hosts(nb::module_& m) {
     using hosts::Fast;
     using hosts::Part;
+    m.def(
+        "hosts_most_in_slot",
+        [](int hosts) { return std::min(ucx::Slots::most_of_host(hosts), ucx::Slots::most(hosts)); },
+        nb::arg("hosts"), "Bytes of a host's data for all others that travel with what its ranks call.");
     m.def("hosts_signature", &hosts::signature, nb::arg("op"), nb::arg("dtype"), nb::arg("how"),
           nb::arg("root"), nb::arg("count"), nb::arg("extra"),
           "A number for what all ranks of several hosts must agree on.");
@@ -29,6 +36,16 @@ void bind_hosts(nb::module_& m) {
                  "Sequence[Sequence[int]], rank: int, slack: float, for_others: float, supervisor: object) "
                  "-> None"),
              "`supervisor` is held weakly.")
+        .def(
+            "fits",
+            [](Fast& f, uint32_t op, int dtype, int red, size_t bytes) {
+                return f.fits(OpCode(op), DType(dtype), Red(red), bytes);
+            },
+            nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("bytes"),
+            "Whether `run` takes a collective with so many bytes of input.")
+        .def("run", &run_general<Fast>, nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("root"),
+             nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("input").none(),
+             nb::arg("output").none(), "Runs a collective on the general path. Returns None, or a fault.")
         .def("wait_idle", &Fast::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
              "Waits until no operation runs.")
         .def("close", &Fast::close, "Lets go of the host's memory; it takes no operation any more.")

@@ -26,9 +26,6 @@ bool carried_as_it_is(DType dtype, Red red) {
     return !narrow || !(red == Red::kSum || red == Red::kProduct || red == Red::kAvg);
 }
 
-// Every rank gets all of every rank's input, and takes of it what it wants.
-bool gathers(OpCode code) { return code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle; }
-
 bool reduces(OpCode code) { return code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle; }
 
 Op part_of(OpCode code, uint64_t deadline, int root = -1) {
@@ -60,14 +57,16 @@ Fast::Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std:
       far_(nb::cast<ucx::Fast&>(far_object_)),
       leaders_(operations_of(leaders_object_)),
       hosts_(std::move(hosts)),
-      most_(ucx::Slots::most(int(hosts_.size()))),
+      most_(ucx::Slots::most_of_host(int(hosts_.size()))),
+      most_for_all_(std::min(most_, ucx::Slots::most(int(hosts_.size())))),
       rank_(rank),
       slack_(slack),
       for_others_(for_others),
       host_of_(size_t(far_.world())),
       local_of_(size_t(far_.world())),
-      slot_(kHead + most_),
-      answer_(kHead + most_ * hosts_.size()) {
+      mine_(std::make_unique_for_overwrite<char[]>(most_ * hosts_.size())),
+      packed_(std::make_unique_for_overwrite<char[]>(most_ * hosts_.size())),
+      answer_(std::make_unique_for_overwrite<char[]>(kHead + most_ * hosts_.size())) {
     if (!supervisor_.is_valid()) throw nb::python_error();
     for (size_t h = 0; h < hosts_.size(); ++h) {
         largest_ = std::max(largest_, hosts_[h].size());
@@ -98,138 +97,181 @@ Fault Fast::in_part(Part part, Fault fault) {
 
 // --- collectives ------------------------------------------------------------------------------------------
 
-bool Fast::fits(const Op& op, const Tensor& in) const {
-    const size_t bytes = size_t(in.bytes);
-    switch (static_cast<OpCode>(op.code)) {
+bool Fast::fits(OpCode code, DType dtype, Red red, size_t bytes) const {
+    const size_t ranks = host_of_.size();
+    switch (code) {
         case OpCode::kBarrier:
             return true;
         case OpCode::kBroadcast:
-            return bytes <= most_;
+            return bytes <= most_for_all_;
         case OpCode::kAllReduce:
-            return bytes <= most_ && carried_as_it_is(op.dtype, op.red);
+            return bytes <= most_for_all_ && carried_as_it_is(dtype, red);
         case OpCode::kReduceScatterSingle:
-            return bytes <= ucx::Slots::kMostCut && carried_as_it_is(op.dtype, op.red);
+            return largest_ * (bytes / ranks) <= most_ && carried_as_it_is(dtype, red);
         case OpCode::kAllGatherSingle:
-            return largest_ * bytes <= most_;
+            return largest_ * bytes <= most_for_all_;
         case OpCode::kAllToAllSingle:
-            return largest_ * bytes <= ucx::Slots::kMostCut;
+            return largest_ * largest_ * (bytes / ranks) <= most_;
         default:
             return false;
     }
 }
 
 bool Fast::begins(const Op& op, const Tensor& in) {
-    if (near_ == nullptr || !fits(op, in) || !far_.usable() || (leaders_ && !leaders_->usable()))
-        return false;
-    if (leaders_) leaders_->begins(part_of(OpCode::kBarrier, 0), {});
-    far_.counts().inside = op.code;
+    if (near_ == nullptr || !far_.usable() || (leaders_ && !leaders_->usable())) return false;
+    if (!fits(static_cast<OpCode>(op.code), op.dtype, op.red, size_t(in.bytes))) return false;
+    if (leaders_) leaders_->begin_part();
     return true;
 }
 
+Fault Fast::run(const Op& op, const Tensor& in, const Tensor& out) {
+    std::lock_guard lock(running_);
+    if (leaders_) {
+        nb::gil_scoped_acquire gil;
+        leaders_->begin_part();
+    }
+    return collective(op, in, out);
+}
+
 Fault Fast::collective(const Op& op, const Tensor& in, const Tensor& out) {
+    far_.counts().inside = op.code;
     Fault fault = stepped(op, in, out);
     far_.counts().inside = 0;
     return fault;
 }
 
 Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
-    Step step{signature(op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra),
-              op.deadline_ns};
+    const uint64_t signed_as =
+        signature(op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra);
+    Given given;
     failed_in_ = Part::kNone;
     bool alike = true, good = false;
-    if (Fault fault = gather_near(op, in, step)) {
+    if (Fault fault = gather_near(op, in, signed_as, given)) {
         alike = fault.code != FaultCode::kMismatch;
         if (alike) return in_part(Part::kNear, std::move(fault));
     }
     if (is_leader()) {
-        const uint64_t head[] = {step.signature, alike};
-        std::memset(slot_.data(), 0, kHead);
-        std::memcpy(slot_.data(), head, sizeof head);
-        Fault fault = leaders_->swap_slots(slot_.data(), kHead + (alike ? step.given : 0),
-                                           later(step.deadline, slack_));
+        uint64_t head[kHead / sizeof(uint64_t)] = {signed_as, alike};
+        if (!alike) given.pieces = {{}};
+        Fault fault = leaders_->swap_slots({reinterpret_cast<const char*>(head), kHead}, given.pieces,
+                                           later(op.deadline_ns, slack_));
         if (fault) return in_part(Part::kLeaders, std::move(fault));
-        good = true;
+        good = alike;
         for (int h = 0; h < int(hosts_.size()); ++h) {
-            good &= std::memcmp(leaders_->slot_data(h), head, sizeof head) == 0 && head[1];
+            good &= slot_of(h, 0) != nullptr && std::memcmp(leaders_->slot_data(h), head, kHead) == 0;
         }
-        if (good && !combine(op, step)) {
+        if (good && !combine(op, given)) {
             return in_part(Part::kLeaders, {FaultCode::kInternal, {}, {}, "a slot of another size"});
         }
         answer_[0] = good;
     }
     if (alike && members().size() > 1) {
         std::lock_guard lock(near_->running());
-        Fault fault = near_->broadcast(part_of(OpCode::kBroadcast, later(step.deadline, for_others_), 0),
-                                       {answer_.data(), kHead + step.result});
+        Fault fault = near_->broadcast(part_of(OpCode::kBroadcast, later(op.deadline_ns, for_others_), 0),
+                                       {answer_.get(), kHead + given.result});
         if (fault) return in_part(Part::kLate, std::move(fault));
         good = answer_[0] != 0;
     }
     if (!good) {
         // All ranks are in step, and learn from each other what they called.
-        ucx::ask(supervisor_, "explain", op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count);
+        ucx::ask(supervisor_, "explain", op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count,
+                 op.extra);
         return {FaultCode::kMismatch, {}, {}, {}};
     }
     deliver(op, in, out);
     return {};
 }
 
-// The ranks of the host compare what they call, and the leader gets its host's part.
-Fault Fast::gather_near(const Op& op, const Tensor& in, Step& step) {
+// The ranks of the host compare what they call, and the leader gets its host's data.
+Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Given& given) {
     const auto code = static_cast<OpCode>(op.code);
-    const size_t bytes = size_t(in.bytes), here = members().size();
-    Op local = part_of(OpCode::kBarrier, step.deadline);
+    const size_t bytes = size_t(in.bytes), here = members().size(), n = host_of_.size();
+    char* const mine = mine_.get();
+    Op local = part_of(OpCode::kBarrier, op.deadline_ns);
     std::lock_guard lock(near_->running());
     if (reduces(code)) {
-        step.given = bytes;
-        step.result = bytes;
-        local = part_of(OpCode::kReduce, step.deadline, 0);
-        local.dtype = op.dtype;
-        local.red = op.red == Red::kAvg ? Red::kSum : op.red;
-        local.extra = step.signature;
-        std::vector<char> ordered;
         const char* values = static_cast<const char*>(in.data);
         if (code == OpCode::kReduceScatterSingle) {  // the parts in the order of hosts
-            const size_t part = bytes / host_of_.size();
+            char* to = packed_.get();
             for (const auto& ranks : hosts_) {
                 for (int r : ranks) {
-                    const char* at = values + size_t(r) * part;
-                    ordered.insert(ordered.end(), at, at + part);
+                    if (bytes) std::memcpy(to, values + size_t(r) * (bytes / n), bytes / n);
+                    to += bytes / n;
                 }
             }
-            values = ordered.data();
+            values = packed_.get();
         }
+        local = part_of(OpCode::kReduce, op.deadline_ns, 0);
+        local.dtype = op.dtype;
+        local.red = op.red == Red::kAvg ? Red::kSum : op.red;
+        local.extra = signed_as;
+        given.pieces = {{mine, bytes}};
+        given.result = bytes;
+        if (code == OpCode::kReduceScatterSingle) cut(code, bytes, given);
         if (here == 1) {
-            if (bytes) std::memcpy(mine(), values, bytes);
+            if (bytes) std::memcpy(mine, values, bytes);
             return {};
         }
-        return near_->all_reduce(local, values, is_leader() ? mine() : nullptr, uint64_t(in.numel));
+        return near_->all_reduce(local, values, is_leader() ? mine : nullptr, uint64_t(in.numel));
     }
-    if (gathers(code)) {
-        step.given = bytes * here;
-        step.result = bytes * host_of_.size();
-        if (here == 1) {
-            if (bytes) std::memcpy(mine(), in.data, bytes);
-            return {};
-        }
-        local = part_of(OpCode::kAllGatherV, step.deadline);
-        local.extra = step.signature;
+    if (code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle) {
+        local = part_of(OpCode::kAllGatherV, op.deadline_ns);
+        local.extra = signed_as;
         std::vector<Buffer> places;
-        for (size_t i = 0; i < here; ++i) places.push_back({mine() + i * bytes, bytes});
-        return near_->all_gather(local, {static_cast<char*>(in.data), bytes}, places);
+        for (size_t i = 0; i < here; ++i) places.push_back({mine + i * bytes, bytes});
+        Fault fault;
+        if (here > 1) {
+            fault = near_->all_gather(local, {static_cast<char*>(in.data), bytes}, places);
+        } else if (bytes) {
+            std::memcpy(mine, in.data, bytes);
+        }
+        given.pieces = {{mine, bytes * here}};
+        given.result = bytes * n;
+        if (code == OpCode::kAllToAllSingle && !fault) cut(code, bytes, given);
+        return fault;
     }
+    given.pieces = {{}};
     if (code == OpCode::kBroadcast) {
-        step.result = bytes;
+        given.result = bytes;
         const int root = op.root;
         if (host_of_[size_t(root)] == host_) {
-            step.given = bytes;
-            if (root == rank_ && bytes) std::memcpy(mine(), in.data, bytes);
-            local = part_of(OpCode::kBroadcast, step.deadline, local_of_[size_t(root)]);
-            local.extra = step.signature;
-            return here == 1 ? Fault{} : near_->broadcast(local, {mine(), bytes});
+            given.pieces = {{mine, bytes}};
+            if (root == rank_ && bytes) std::memcpy(mine, in.data, bytes);
+            local = part_of(OpCode::kBroadcast, op.deadline_ns, local_of_[size_t(root)]);
+            local.extra = signed_as;
+            return here == 1 ? Fault{} : near_->broadcast(local, {mine, bytes});
         }
     }
-    local.extra = step.signature;
+    local.extra = signed_as;
     return here == 1 ? Fault{} : near_->barrier(local);
+}
+
+// Cuts the data into a piece for each host: its ranks' parts of the sum, or what this host's ranks send to
+// its ranks, sender by sender. `bytes`: of each rank's input.
+void Fast::cut(OpCode code, size_t bytes, Given& given) {
+    const size_t here = members().size(), part = bytes / host_of_.size();
+    given.pieces.clear();
+    given.result = here * part;
+    if (code == OpCode::kReduceScatterSingle) {
+        const char* from = mine_.get();
+        for (const auto& ranks : hosts_) {
+            given.pieces.push_back({from, ranks.size() * part});
+            from += ranks.size() * part;
+        }
+        return;
+    }
+    given.result *= host_of_.size();
+    if (!is_leader()) return;
+    char* to = packed_.get();
+    for (const auto& ranks : hosts_) {
+        given.pieces.push_back({to, here * ranks.size() * part});
+        for (size_t i = 0; i < here; ++i) {
+            for (int r : ranks) {
+                if (part) std::memcpy(to, mine_.get() + i * bytes + size_t(r) * part, part);
+                to += part;
+            }
+        }
+    }
 }
 
 const char* Fast::slot_of(int host, size_t bytes) const {
@@ -237,37 +279,37 @@ const char* Fast::slot_of(int host, size_t bytes) const {
 }
 
 // Makes the answer of all hosts' slots. False if one is too short.
-bool Fast::combine(const Op& op, const Step& step) {
+bool Fast::combine(const Op& op, const Given& given) {
     const auto code = static_cast<OpCode>(op.code);
-    char* const to = answer_.data() + kHead;
+    char* const to = answer_.get() + kHead;
     if (reduces(code)) {
         std::vector<const void*> parts;
         for (int h = 0; h < int(hosts_.size()); ++h) {
-            const char* part = slot_of(h, step.given);
+            const char* part = slot_of(h, given.result);
             if (part == nullptr) return false;
             parts.push_back(part);
         }
-        const int64_t count = int64_t(step.given) / dtype_bytes(op.dtype);
+        const int64_t count = int64_t(given.result) / dtype_bytes(op.dtype);
         const Red between = op.red == Red::kAvg ? Red::kSum : op.red;
         if (!fold(op.dtype, between, to, parts.data(), int(parts.size()), count, nullptr, int(parts.size())))
             return false;
         const void* total = to;
         return op.red != Red::kAvg || fold(op.dtype, Red::kAvg, to, &total, 1, count, nullptr, world());
     }
-    if (gathers(code)) {
-        const size_t each = step.result / host_of_.size();
+    if (code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle) {
+        const size_t each = given.result / host_of_.size();  // of each rank
         char* at = to;
         for (size_t h = 0; h < hosts_.size(); ++h) {
             const size_t bytes = each * hosts_[h].size();
             const char* part = slot_of(int(h), bytes);
             if (part == nullptr) return false;
-            std::memcpy(at, part, bytes);
+            if (bytes) std::memcpy(at, part, bytes);
             at += bytes;
         }
     } else if (code == OpCode::kBroadcast) {
-        const char* part = slot_of(host_of_[size_t(op.root)], step.result);
+        const char* part = slot_of(host_of_[size_t(op.root)], given.result);
         if (part == nullptr) return false;
-        std::memcpy(to, part, step.result);
+        if (given.result) std::memcpy(to, part, given.result);
     }
     return true;
 }
@@ -275,27 +317,23 @@ bool Fast::combine(const Op& op, const Step& step) {
 // Copies the answer to where this rank wants it.
 void Fast::deliver(const Op& op, const Tensor& in, const Tensor& out) const {
     const auto code = static_cast<OpCode>(op.code);
-    const char* const from = answer_.data() + kHead;
+    const char* at = answer_.get() + kHead;
     char* const to = static_cast<char*>(out.data);
-    const size_t bytes = size_t(out.bytes);
+    const size_t bytes = size_t(out.bytes), here = members().size();
     if (bytes == 0) return;
     if (code == OpCode::kAllReduce || code == OpCode::kBroadcast) {
-        if (op.root != rank_) std::memcpy(to, from, bytes);
-        return;
-    }
-    // The answer has, for each rank in the order of hosts, its whole input, or its part of the sum.
-    const size_t n = host_of_.size(), each = gathers(code) ? size_t(in.bytes) : bytes;
-    const char* at = from;
-    for (const auto& ranks : hosts_) {
-        for (int r : ranks) {
-            if (code == OpCode::kAllGatherSingle) {
-                std::memcpy(to + size_t(r) * each, at, each);
-            } else if (code == OpCode::kAllToAllSingle) {
-                std::memcpy(to + size_t(r) * (each / n), at + size_t(rank_) * (each / n), each / n);
-            } else if (r == rank_ && code == OpCode::kReduceScatterSingle) {
-                std::memcpy(to, at, each);
+        if (op.root != rank_) std::memcpy(to, at, bytes);
+    } else if (code == OpCode::kReduceScatterSingle) {
+        std::memcpy(to, at + size_t(local_) * bytes, bytes);
+    } else if (code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle) {
+        // For each rank, in the order of hosts, its input; or what it sends to this host's ranks.
+        const bool gathers = code == OpCode::kAllGatherSingle;
+        const size_t part = gathers ? size_t(in.bytes) : size_t(in.bytes) / host_of_.size();
+        for (const auto& ranks : hosts_) {
+            for (int r : ranks) {
+                std::memcpy(to + size_t(r) * part, at + (gathers ? 0 : size_t(local_) * part), part);
+                at += gathers ? part : here * part;
             }
-            at += each;
         }
     }
 }

@@ -1,12 +1,14 @@
 // Small operations of ranks on several hosts, for the fast path: memory within a host, UCX between hosts.
 //
-// A collective is the first step of unicomm/backends/hosts/first_step.py, with its data, so ranks may run it
-// here or there. Messages within the host, or all to other hosts, run here as well.
+// A collective is the first step of unicomm/backends/hosts/first_step.py, with its data. Messages within the
+// host, or all to other hosts, run here as well.
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/bind.hpp"
+#include "operations/opcode.hpp"
 #include "shm/group.hpp"
 #include "ucx/fast.hpp"
 
@@ -29,7 +31,11 @@ class Fast : public FastOperations {
     int rank() const override { return rank_; }
     int world() const override { return far_.world(); }
     std::mutex& running() override { return running_; }
+    // Whether a collective runs here, on all ranks that call the same, by this way or by `run`.
+    bool fits(OpCode code, DType dtype, Red red, size_t bytes) const;
     bool begins(const shm::Op& op, const Tensor& in) override;
+    // A collective of the general path, which `fits`. Called without the GIL.
+    Fault run(const shm::Op& op, const Tensor& in, const Tensor& out);
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) override;
@@ -42,25 +48,22 @@ class Fast : public FastOperations {
     Part failed_in() const { return failed_in_; }
 
   private:
-    // A small operation: what this host gives, and what all get.
-    struct Step {
-        uint64_t signature = 0;
-        uint64_t deadline = 0;
-        size_t given = 0;   // bytes of this host's data, in `mine_`
-        size_t result = 0;  // bytes of what all get, in `answer_`
+    // What this host gives: one piece for all hosts, or one for each.
+    struct Given {
+        std::vector<ucx::Piece> pieces;
+        size_t result = 0;  // bytes of the answer, which all ranks of this host get
     };
     static constexpr size_t kHead = 64;
 
     const std::vector<int>& members() const { return hosts_[size_t(host_)]; }
     bool is_leader() const { return leaders_ != nullptr; }
-    bool fits(const shm::Op& op, const Tensor& in) const;
     Fault stepped(const shm::Op& op, const Tensor& in, const Tensor& out);
-    Fault gather_near(const shm::Op& op, const Tensor& in, Step& step);
-    bool combine(const shm::Op& op, const Step& step);
+    Fault gather_near(const shm::Op& op, const Tensor& in, uint64_t signature, Given& given);
+    void cut(OpCode code, size_t bytes, Given& given);
+    bool combine(const shm::Op& op, const Given& given);
     void deliver(const shm::Op& op, const Tensor& in, const Tensor& out) const;
     Fault in_part(Part part, Fault fault);
     uint64_t later(uint64_t deadline, double seconds) const;
-    char* mine() { return slot_.data() + kHead; }
     const char* slot_of(int host, size_t bytes) const;
 
     nb::object near_object_, far_object_, leaders_object_, supervisor_;
@@ -68,7 +71,7 @@ class Fast : public FastOperations {
     ucx::Fast& far_;
     ucx::Fast* leaders_;
     const std::vector<std::vector<int>> hosts_;
-    const size_t most_;  // bytes of a host's data in a slot
+    const size_t most_, most_for_all_;  // bytes of a host's data for one other host, and for all of them
     const int rank_;
     const double slack_, for_others_;
     int host_ = 0, local_ = 0;
@@ -76,7 +79,8 @@ class Fast : public FastOperations {
     size_t largest_ = 0;
     std::mutex running_;
     Part failed_in_ = Part::kNone;
-    std::vector<char> slot_, answer_;
+    // A host's data, the same in the order in which hosts get them, and the answer behind its head.
+    std::unique_ptr<char[]> mine_, packed_, answer_;
 };
 
 }  // namespace unicomm::hosts

@@ -14,6 +14,7 @@
 #include "base/bind_fault.hpp"
 #include "base/clock.hpp"
 #include "reduce/fold.hpp"
+#include "shm/general_call.hpp"
 #include "ucx/collectives.hpp"
 #include "ucx/fast.hpp"
 #include "ucx/messages.hpp"
@@ -111,7 +112,6 @@ void bind_worker(nb::module_& m) {
         "many.");
     m.def("ucx_most_in_slot", &Slots::most, nb::arg("size"),
           "Bytes of a rank's data that travel with what it calls, if all of so many ranks need them.");
-    m.attr("UCX_MOST_CUT") = Slots::kMostCut;
     nb::class_<UcxWorker>(m, "UcxWorker", "One communicator's worker of UCX.")
         .def(nb::init<std::shared_ptr<Library>, int, int, const Worker::Settings&, double>(),
              nb::arg("library"), nb::arg("rank"), nb::arg("size"), nb::arg("settings"), nb::arg("spin"),
@@ -258,6 +258,12 @@ void bind_ucx(nb::module_& m) {
                      "object) -> "
                      "None"),
              "`supervisor` is held weakly.")
+        .def(
+            "fits", [](UcxFast& f, uint32_t op, size_t bytes) { return f.fits(OpCode(op), bytes); },
+            nb::arg("op"), nb::arg("bytes"), "Whether `run` takes a collective with so many bytes of input.")
+        .def("run", &run_general<UcxFast>, nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("root"),
+             nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("input").none(),
+             nb::arg("output").none(), "Runs a collective on the general path. Returns None, or a fault.")
         .def("wait_idle", &UcxFast::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
              "Waits until no operation runs.")
         .def("hear", &UcxFast::hear, nb::arg("connections"),

@@ -46,13 +46,22 @@ Ended finish(Worker& worker, Group& group) {
 }  // namespace
 
 Slots::Slots(std::shared_ptr<Worker> worker)
-    : worker_(std::move(worker)), room_(kHead + most(worker_->size())) {  // `hosts` has a head of its own
+    : worker_(std::move(worker)),
+      // Leaders of hosts send a head of their own.
+      room_(kHead + std::max(most(worker_->size()), most_for_each(worker_->size()))) {
     memory_ = worker_->hold_always(size_t(worker_->size()) * (kHead + room_));
     lengths_.resize(size_t(worker_->size()));
 }
 
-void Slots::start(const char* head, const void* data, size_t bytes) {
-    if (bytes > room_) throw std::invalid_argument("too much for a slot");
+size_t Slots::write(char* to, const char* head, Piece first, Piece piece) const {
+    if (first.bytes + piece.bytes > room_) throw std::invalid_argument("too much for a slot");
+    std::memcpy(to, head, kHead);
+    if (first.bytes != 0) std::memcpy(to + kHead, first.data, first.bytes);
+    if (piece.bytes != 0) std::memcpy(to + kHead + first.bytes, piece.data, piece.bytes);
+    return kHead + first.bytes + piece.bytes;
+}
+
+void Slots::receive_all() {
     const int size = worker_->size(), me = worker_->rank();
     receives_.assign(size_t(size), nullptr);
     sends_.clear();
@@ -60,11 +69,27 @@ void Slots::start(const char* head, const void* data, size_t bytes) {
         const int from = (me - step + size) % size;
         receives_[size_t(from)] = worker_->receive(from, slot(from), kHead + room_, Kind::kSlot);
     }
-    std::memcpy(slot(me), head, kHead);
-    if (bytes != 0) std::memcpy(slot(me) + kHead, data, bytes);
-    lengths_[size_t(me)] = kHead + bytes;
+}
+
+void Slots::start_same(const char* head, Piece first, Piece for_all) {
+    const int size = worker_->size(), me = worker_->rank();
+    receive_all();
+    lengths_[size_t(me)] = write(slot(me), head, first, for_all);
     for (int step = 1; step < size; ++step) {
-        sends_.push_back(worker_->send((me + step) % size, slot(me), kHead + bytes, Kind::kSlot));
+        sends_.push_back(worker_->send((me + step) % size, slot(me), lengths_[size_t(me)], Kind::kSlot));
+    }
+}
+
+void Slots::start(const char* head, Piece first, const std::vector<Piece>& pieces) {
+    const int size = worker_->size(), me = worker_->rank();
+    if (outgoing_ == nullptr) outgoing_ = worker_->hold_always(size_t(size) * (kHead + room_));
+    receive_all();
+    lengths_[size_t(me)] = write(slot(me), head, first, pieces[size_t(me)]);
+    for (int step = 1; step < size; ++step) {
+        const int to = (me + step) % size;
+        char* const place = outgoing_ + size_t(to) * (kHead + room_);
+        sends_.push_back(
+            worker_->send(to, place, write(place, head, first, pieces[size_t(to)]), Kind::kSlot));
     }
 }
 
@@ -85,7 +110,7 @@ bool Slots::arrived() {
 }
 
 Ended Slots::gather(const char* head, const void* data, size_t bytes) {
-    start(head, data, bytes);
+    start_same(head, {}, {static_cast<const char*>(data), bytes});
     const Ended ended = worker_->wait([this] { return arrived(); }, kForever);
     return ended == Ended::kDone ? worker_->flush(kForever) : ended;
 }

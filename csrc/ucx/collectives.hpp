@@ -1,5 +1,6 @@
 // Collectives over a worker's messages. All wait until they are over, or until the worker is stopped.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -9,26 +10,37 @@
 
 namespace unicomm::ucx {
 
+struct Piece {
+    const char* data = nullptr;
+    size_t bytes = 0;
+};
+
 // The first step of every collective: each rank sends every other one a slot with what it calls, and with its
-// data if they are few; the backend `hosts` sends slots of its own as such data. So small collectives need
-// one message each way.
+// data if they are few. So small collectives need one message each way.
 class Slots {
   public:
     static constexpr size_t kHead = 64;
-    // Bytes of a rank's data that travel with what it calls, if every rank needs them all. Between two ranks
-    // no way sends less; among more, others send fewer bytes but take more steps.
-    static constexpr size_t most(int size) { return size == 2 ? 65536 : size <= 4 ? 16384 : 4096; }
-    // The same if every rank needs a part of them.
-    static constexpr size_t kMostCut = 4096;
     // The bytes of a head that all ranks have in common; the rest of it is the rank's own.
     static constexpr size_t kCommon = 40;
+    // Bytes of a rank's data that travel with what it calls, if every rank needs them all. Between two ranks
+    // no way sends fewer bytes; among more, others send fewer, but take more steps.
+    static constexpr size_t most(int size) { return size == 2 ? 1 << 20 : size <= 4 ? 1 << 14 : 1 << 12; }
+    // The same for the data of one rank for one other, of which no way sends fewer: memory is the limit.
+    static constexpr size_t most_for_each(int size) {
+        return size == 2 ? 1 << 20 : size <= 4 ? 1 << 16 : 1 << 12;
+    }
+    // The same between `size` hosts whose leaders send for all their ranks.
+    static constexpr size_t most_of_host(int size) { return std::min(most_for_each(size), size_t{1} << 18); }
 
     explicit Slots(std::shared_ptr<Worker> worker);
 
-    // Exchanges heads of `kHead` bytes and up to `room()` bytes of data.
+    // Exchanges heads of `kHead` bytes and data.
     Ended gather(const char* head, const void* data, size_t bytes);
-    // The same for a caller that waits by itself, with the worker, until `arrived`. Throw Failure.
-    void start(const char* head, const void* data, size_t bytes);
+    // The same for a caller that waits by itself, with the worker, until `arrived`. The data of each slot are
+    // `first` and then the piece for that rank, at most `room()` bytes; this rank's own piece goes to its
+    // slot. Throw Failure.
+    void start(const char* head, Piece first, const std::vector<Piece>& pieces);
+    void start_same(const char* head, Piece first, Piece for_all);
     bool arrived();
     // Of the last gather:
     bool alike() const;
@@ -39,10 +51,13 @@ class Slots {
 
   private:
     char* slot(int rank) const { return memory_ + size_t(rank) * (kHead + room_); }
+    size_t write(char* to, const char* head, Piece first, Piece piece) const;
+    void receive_all();
 
     std::shared_ptr<Worker> worker_;
     const size_t room_;
-    char* memory_ = nullptr;  // held by the worker
+    char* memory_ = nullptr;    // held by the worker
+    char* outgoing_ = nullptr;  // the same; for slots that differ, made when there are some
     std::vector<size_t> lengths_;
     std::vector<Request*> receives_, sends_;  // under way
 };

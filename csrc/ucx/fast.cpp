@@ -38,7 +38,7 @@ bool cut_for_ranks(OpCode code) {
 class Fast::Running {
   public:
     Running(Fast& of, uint64_t deadline_ns)
-        : of_(of), deadline_(deadline_ns), moment_(deadline_after(of.moment)) {}
+        : of_(of), deadline_(deadline_ns), moment_(of.at_once_ ? 0 : deadline_after(of.moment)) {}
     ~Running() {
         if (supervised_ && !failed_) ask(of_.supervisor_, "end");
     }
@@ -73,14 +73,50 @@ Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::
     if (!supervisor_.is_valid()) throw nb::python_error();
 }
 
+bool Fast::fits(OpCode code, size_t bytes) const {
+    const int size = worker_->size();
+    if (slots_ == nullptr || size == 1) return false;
+    switch (code) {
+        case OpCode::kBarrier:
+            return true;
+        case OpCode::kAllReduce:
+        case OpCode::kBroadcast:
+        case OpCode::kAllGatherSingle:
+            return bytes <= Slots::most(size);
+        case OpCode::kReduceScatterSingle:
+        case OpCode::kAllToAllSingle:
+            return bytes / size_t(size) <= Slots::most_for_each(size);
+        default:
+            return false;
+    }
+}
+
 bool Fast::begins(const shm::Op& op, const Tensor& in) {
-    const bool cut = cut_for_ranks(static_cast<OpCode>(op.code));
-    const size_t most = cut ? Slots::kMostCut : Slots::most(worker_->size());
-    if (slots_ == nullptr || !usable() || size_t(in.bytes) > most) return false;
+    if (!fits(static_cast<OpCode>(op.code), size_t(in.bytes)) || !usable()) return false;
     ++counts_.entered;
     counts_.running = op.code;
     awaited_.clear();
     return true;
+}
+
+void Fast::begin_part() {
+    ++counts_.entered;
+    counts_.running = uint32_t(OpCode::kBarrier);
+    awaited_.clear();
+}
+
+Fault Fast::run(const shm::Op& op, const Tensor& in, const Tensor& out) {
+    std::lock_guard lock(running_);
+    {
+        nb::gil_scoped_acquire gil;
+        ++counts_.entered;
+    }
+    counts_.running = op.code;
+    awaited_.clear();
+    at_once_ = true;
+    Fault fault = collective(op, in, out);
+    at_once_ = false;
+    return fault;
 }
 
 bool Fast::begins(const std::vector<shm::Message>& messages) {
@@ -127,7 +163,7 @@ Fault Fast::fault_of(Ended how) {
 
 // Runs an operation that takes its `Running`.
 template <class Operation>
-Fault Fast::run(uint64_t deadline_ns, Operation operation) {
+Fault Fast::guarded(uint64_t deadline_ns, Operation operation) {
     Running running(*this, deadline_ns);
     Fault fault;
     try {
@@ -141,8 +177,12 @@ Fault Fast::run(uint64_t deadline_ns, Operation operation) {
 }
 
 // Exchanges slots with all ranks.
-Fault Fast::swap(Running& running, const void* head, const void* data, size_t bytes) {
-    slots_->start(static_cast<const char*>(head), data, bytes);
+Fault Fast::swap(Running& running, const void* head, Piece first, const std::vector<Piece>& pieces) {
+    if (pieces.size() == 1) {
+        slots_->start_same(static_cast<const char*>(head), first, pieces[0]);
+    } else {
+        slots_->start(static_cast<const char*>(head), first, pieces);
+    }
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
         return worker_->wait([&] { return slots_->arrived() && worker_->flushed(); }, limit);
     }));
@@ -156,21 +196,28 @@ Fault Fast::swap(Running& running, const void* head, const void* data, size_t by
 }
 
 Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
-    return run(op.deadline_ns, [&](Running& running) -> Fault {
+    return guarded(op.deadline_ns, [&](Running& running) -> Fault {
         const auto code = static_cast<OpCode>(op.code);
         const Head head{counts_.entered, op.code,  uint32_t(op.dtype), uint32_t(op.red),
                         op.root,         op.count, op.extra,           {}};
         const bool gives = code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
-        if (Fault fault = swap(running, &head, in.data, gives ? size_t(in.bytes) : 0)) return fault;
+        std::vector<Piece> pieces{{static_cast<const char*>(in.data), gives ? size_t(in.bytes) : 0}};
+        if (cut_for_ranks(code)) {
+            const size_t part = size_t(in.bytes) / size_t(world());
+            const char* const from = pieces[0].data;
+            pieces.clear();
+            for (int r = 0; r < world(); ++r) pieces.push_back({from + size_t(r) * part, part});
+        }
+        if (Fault fault = swap(running, &head, {}, pieces)) return fault;
         if (!slots_->alike()) return {FaultCode::kMismatch, {}, {}, {}};
         take(op, in, out);
         return {};
     });
 }
 
-Fault Fast::swap_slots(const char* data, size_t bytes, uint64_t deadline_ns) {
+Fault Fast::swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns) {
     static constexpr char kNoHead[Slots::kHead] = {};
-    return run(deadline_ns, [&](Running& running) { return swap(running, kNoHead, data, bytes); });
+    return guarded(deadline_ns, [&](Running& running) { return swap(running, kNoHead, first, pieces); });
 }
 
 const char* Fast::slot_of(int rank, size_t bytes) const {
@@ -182,25 +229,25 @@ void Fast::take(const shm::Op& op, const Tensor& in, const Tensor& out) {
     const auto code = static_cast<OpCode>(op.code);
     const int size = world();
     char* const to = static_cast<char*>(out.data);
-    const auto all = size_t(in.bytes), bytes = size_t(out.bytes);
-    const size_t part = cut_for_ranks(code) ? all / size_t(size) : all;
-    const size_t at = cut_for_ranks(code) ? size_t(rank()) * part : 0;
+    const size_t bytes = size_t(out.bytes);
+    // What every rank's slot has for this one.
+    const size_t part = cut_for_ranks(code) ? size_t(in.bytes) / size_t(size) : size_t(in.bytes);
     if (code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle) {
         std::vector<const void*> sources(size_t(size), nullptr);
-        for (int r = 0; r < size; ++r) sources[size_t(r)] = slot_of(r, all) + at;
+        for (int r = 0; r < size; ++r) sources[size_t(r)] = slot_of(r, part);
         if (!fold(op.dtype, op.red, to, sources.data(), size, int64_t(bytes) / dtype_bytes(op.dtype), nullptr,
                   size)) {
             throw Failure("the reduction is not defined");  // checked before
         }
     } else if (code == OpCode::kBroadcast) {
-        if (op.root != rank()) std::memcpy(to, slot_of(op.root, all), all);
-    } else if (code != OpCode::kBarrier) {
-        for (int r = 0; r < size; ++r) std::memcpy(to + size_t(r) * part, slot_of(r, all) + at, part);
+        if (op.root != rank() && part != 0) std::memcpy(to, slot_of(op.root, part), part);
+    } else if (code != OpCode::kBarrier && part != 0) {
+        for (int r = 0; r < size; ++r) std::memcpy(to + size_t(r) * part, slot_of(r, part), part);
     }
 }
 
 Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) {
-    return run(deadline_ns, [&](Running& running) -> Fault {
+    return guarded(deadline_ns, [&](Running& running) -> Fault {
         Messages under_way(worker_);
         // Receives first: what arrives then has its place.
         for (const bool send : {false, true}) {

@@ -12,6 +12,7 @@
 
 #include "base/bind.hpp"
 #include "operations/counts.hpp"
+#include "operations/opcode.hpp"
 #include "shm/fast_operations.hpp"
 #include "shm/group.hpp"
 #include "ucx/collectives.hpp"
@@ -43,16 +44,21 @@ class Fast : public FastOperations {
     int rank() const override { return worker_->rank(); }
     int world() const override { return worker_->size(); }
     std::mutex& running() override { return running_; }
+    // Whether a collective runs here, on all ranks that call the same, by this way or by `run`.
+    bool fits(OpCode code, size_t bytes) const;
     bool begins(const shm::Op& op, const Tensor& in) override;
+    // A collective of the general path, which `fits`. Called without the GIL.
+    Fault run(const shm::Op& op, const Tensor& in, const Tensor& out);
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) override;
     void interrupted() override { ask(supervisor_, "interrupted"); }
     void abort() override { ask(supervisor_, "abort"); }
 
-    // For operations of which one of this worker is a part: see `begins` for a barrier, of which this is the
-    // rest. Every rank gets every other one's data; ranks may give different sizes.
-    Fault swap_slots(const char* data, size_t bytes, uint64_t deadline_ns);
+    // For operations of which one of this worker is a part, which counts as a barrier. Each rank gets `first`
+    // and its piece of every other one; one piece is for all. Called without the GIL, after `begin_part`.
+    void begin_part();
+    Fault swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns);
     const char* slot_data(int rank) const { return slots_->data(rank); }
     size_t slot_bytes(int rank) const { return slots_->bytes(rank); }
     bool usable() const { return !closed_ && worker_->size() > 1 && !worker_->stopped() && !counts_.left; }
@@ -79,8 +85,8 @@ class Fast : public FastOperations {
     bool told() const;
     Fault fault_of(Ended how);
     template <class Operation>
-    Fault run(uint64_t deadline_ns, Operation operation);
-    Fault swap(Running& running, const void* head, const void* data, size_t bytes);
+    Fault guarded(uint64_t deadline_ns, Operation operation);
+    Fault swap(Running& running, const void* head, Piece first, const std::vector<Piece>& pieces);
     void take(const shm::Op& op, const Tensor& in, const Tensor& out);
     const char* slot_of(int rank, size_t bytes) const;
     std::shared_ptr<Worker> worker_;
@@ -89,7 +95,8 @@ class Fast : public FastOperations {
     Counts& counts_;
     std::mutex running_;
     std::vector<Awaited> awaited_;
-    int faults_ = -1;  // an epoll file of the connections on which other ranks tell of faults
+    bool at_once_ = false;  // the operation that runs is under supervision from its first wait on
+    int faults_ = -1;       // an epoll file of the connections on which other ranks tell of faults
     std::atomic<bool> closed_{false};
 };
 

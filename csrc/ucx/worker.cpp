@@ -216,7 +216,7 @@ char* Worker::hold(size_t bytes) {
 void Worker::let_go() { held_.clear(); }
 
 char* Worker::hold_always(size_t bytes) {
-    always_held_.push_back(std::make_unique<char[]>(bytes));
+    always_held_.push_back(std::make_unique_for_overwrite<char[]>(bytes));
     return always_held_.back().get();
 }
 

@@ -105,7 +105,7 @@ class HostsBackend(
         crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
         self.slack = _SLACK if crowded else 0.0
         over_ucx = isinstance(far, UcxBackend)
-        self.inline = _core.ucx_most_in_slot(len(layout.hosts)) if over_ucx else INLINE
+        self.inline = _core.hosts_most_in_slot(len(layout.hosts)) if over_ucx else INLINE
         self._limit = 0.0  # seconds that the operation may take
         self._supervisor: Supervisor | None = None  # of the fast path, over UCX only
         if isinstance(far, UcxBackend):
@@ -117,8 +117,11 @@ class HostsBackend(
         raise AssertionError("auto makes it, which knows the ranks of each host")
 
     def run(self, call: Call) -> None:
+        supervisor, self._limit = self._supervisor, call.timeout
+        if supervisor is not None and supervisor.runs(call):
+            supervisor.run(call)
+            return
         self._wait_idle()
-        self._limit = call.timeout
         counts = self._far.channel.counts
         counts.inside = call.operation.code
         try:

@@ -7,8 +7,10 @@ from typing import Any, NoReturn, Protocol
 
 from unicomm import _core
 from unicomm.backends.ucx.backend import UcxBackend
+from unicomm.backends.ucx.native_call import has_native_form, input_bytes, run_native
 from unicomm.comms.errors import CommError
 from unicomm.comms.failures.faults import core_error
+from unicomm.comms.operations.call import Call
 
 from .first_step import Links, explain
 
@@ -69,11 +71,22 @@ class Supervisor:
             self._leaders.supervisor.fast = fast
         return fast
 
+    def runs(self, call: Call) -> bool:
+        """Whether `run` takes the call: the same on all ranks that call the same."""
+        codes = call.operation.code, call.dtype_code, call.red_code
+        return has_native_form(call) and self.native.fits(*codes, input_bytes(call))
+
+    def run(self, call: Call) -> None:
+        """Runs a collective of the general path."""
+        fault = run_native(self.native, call)
+        if fault is not None:
+            self.raise_fault(fault, call.timeout)
+
     def explain(self, *signature: int) -> bool:
         """The ranks have called different things. Collective: they tell each other what."""
         assert self._fast is not None
         try:
-            self._mismatch = explain(self._backend, (*signature, 0), self._fast.timeout)
+            self._mismatch = explain(self._backend, signature, self._fast.timeout)
         except CommError as error:
             self._mismatch = error
         return True

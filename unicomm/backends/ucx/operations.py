@@ -30,6 +30,7 @@ from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
 
 from .messages import UcxExchange, start
+from .native_call import has_native_form, input_bytes, run_native
 from .supervisor import Supervisor
 
 _CHUNK = 1 << 18  # bytes of a share that are folded, or passed on, at once
@@ -39,25 +40,14 @@ _COMMON = 40  # bytes of a slot's head that all ranks have in common
 _FACTOR = struct.Struct("<d16x")  # what follows them
 kept: list[object] = []  # memory that UCX may still touch, of communicators that it did not let go of
 
-#: Collectives whose data, if they are few, travel in the slots; and which of their ranks give some.
+#: Collectives that Python code runs whose data, if they are few, travel in the slots.
 _IN_SLOTS = frozenset(
-    {
-        "all_reduce",
-        "reduce",
-        "broadcast",
-        "all_gather",
-        "all_gather_v",
-        "all_gather_single",
-        "gather",
-        "gather_single",
-        "reduce_scatter_single",
-        "all_to_all_single",
-        "barrier",
-    }
+    {"all_reduce", "reduce", "all_gather", "all_gather_v", "gather", "gather_single", "reduce_scatter_single"}
 )
 #: Those of them of which every rank needs all data.
-_ALL_NEED = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_v", "all_gather_single"})
-_MOST_AS_TREE = 4 * _core.UCX_MOST_CUT  # bytes of a broadcast that is a tree of messages
+_ALL_NEED = frozenset({"all_reduce", "all_gather", "all_gather_v"})
+_MOST_OF_ROOTED = 4096  # bytes of the others that travel in slots
+_MOST_AS_TREE = 16384  # bytes of a broadcast that is a tree of messages
 
 
 class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
@@ -150,7 +140,14 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
     # --- collectives -------------------------------------------------------------------------------------
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
-        self.supervisor.native.wait_idle()
+        native = self.supervisor.native
+        if self._runs_natively(call):
+            self.check_fault()
+            fault = run_native(native, call)
+            if fault is not None:
+                self.raise_fault(fault, call.timeout)
+            return
+        native.wait_idle()
         with self._in_collective(call) as number:
             self._memory = [*call.inputs, *call.outputs]
             slots = self._slots
@@ -164,6 +161,12 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
                 slots.check_with(call, number, given)
                 self._check_given_up(number)
                 self._take(call)
+
+    def _runs_natively(self, call: Call) -> bool:
+        """Whether the native core runs the whole call: the same on all ranks that call the same."""
+        if self._current is not None or not has_native_form(call):  # it may be a part of another operation
+            return False
+        return self.supervisor.native.fits(call.operation.code, input_bytes(call))
 
     def _check_given_up(self, number: int) -> None:
         """Raises the fault if other ranks gave this collective up, whose slots this rank got nevertheless.
@@ -183,21 +186,13 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
         """
         if call.name not in _IN_SLOTS or call.wire is not None or call.contributions is not None:
             return None
-        if call.name == "barrier":
-            return 0, 0
-        if call.name == "broadcast":
-            tensor, gives = call.outputs[0], call.root == self._rank
-        elif call.name == "all_gather_v":
-            # Of different sizes, of which each rank knows all.
-            if any(t.nbytes > self._most_in_slot for t in call.outputs):
-                return None
-            tensor, gives = call.inputs[0], True
-        else:
-            tensor, gives = call.inputs[0], True
-        most = self._most_in_slot if call.name in _ALL_NEED else _core.UCX_MOST_CUT
-        if tensor.nbytes > most or (call.op is not None and not _folds(call)):
+        tensor = call.inputs[0]
+        most = self._most_in_slot if call.name in _ALL_NEED else _MOST_OF_ROOTED
+        # Those of an all_gather_v have different sizes, of which each rank knows all.
+        sizes = [t.nbytes for t in call.outputs] if call.name == "all_gather_v" else [tensor.nbytes]
+        if max(sizes) > most or (call.op is not None and not _folds(call)):
             return None
-        return (tensor.data_ptr(), tensor.nbytes) if gives else (0, 0)
+        return tensor.data_ptr(), tensor.nbytes
 
     def _take(self, call: Call) -> None:
         """Writes the outputs of a call whose data travelled in the slots."""
@@ -208,21 +203,15 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
                 at = rank * out.nbytes if call.name == "reduce_scatter_single" else 0
                 place = out.data_ptr(), out.nbytes, at, all_bytes
                 worker.fold_slots(*place, call.dtype_code, call.op.code, self._slots_factors(call))
-        elif call.name == "broadcast":
-            if call.root != rank:
-                out = call.outputs[0]
-                worker.take_slot(call.root, out.data_ptr(), out.nbytes, 0, out.nbytes)
-        elif call.name != "barrier" and call.outputs:
+        elif call.outputs:
             outputs = call.outputs
             if len(outputs) == 1:  # one tensor with all parts
                 part = outputs[0].nbytes // self._size
                 places = [(outputs[0].data_ptr() + r * part, part) for r in range(self._size)]
             else:
                 places = [(t.data_ptr(), t.nbytes) for t in outputs]
-            to_each = call.name == "all_to_all_single"
             for source, (address, nbytes) in enumerate(places):
-                at, all_bytes = (rank * nbytes, call.inputs[0].nbytes) if to_each else (0, nbytes)
-                worker.take_slot(source, address, nbytes, at, all_bytes)
+                worker.take_slot(source, address, nbytes, 0, nbytes)
 
     def _slots_factors(self, call: Call) -> list[float]:
         assert self._slots is not None
