@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 # Variables by which a launcher, or the user, tells a process about a job.
 _JOB_PREFIXES = (
@@ -31,17 +32,25 @@ def run(
     within: float = 100.0,
     env: Mapping[str, str] | None = None,
     check: bool = False,
+    popen: type[subprocess.Popen[Any]] = subprocess.Popen,
+    **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end and returns what it printed; kills it after `within` seconds."""
-    return subprocess.run(
-        [str(word) for word in command],
-        env=env,
-        timeout=within,
-        check=check,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+    """Runs a command to its end and returns what it printed; kills it after `within` seconds.
+
+    `popen`: what starts it, with the arguments `more`.
+    """
+    words = [str(word) for word in command]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with popen(words, env=env, text=True, **pipes, **more) as process:
+        try:
+            out, complaints = process.communicate(timeout=within)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(words, process.returncode, out, complaints)
+    if check:
+        done.check_returncode()
+    return done
 
 
 def torchrun(ranks: int) -> list[str]:

@@ -732,17 +732,8 @@ class UcxWorker:
 
     def broadcast(self, data: int, bytes: int, root: int, chunk: int) -> None: ...
 
-class UcxOperations(FastOperations):
-    pass
-
-class UcxFast(UcxOperations):
-    """Small operations of a worker, for a fast path."""
-
-    def __init__(self, worker: UcxWorker, compares: bool, counts: Counts, supervisor: object) -> None:
-        """`supervisor` is held weakly."""
-
-    def fits(self, op: int, bytes: int) -> bool:
-        """Whether `run` takes a collective with so many bytes of input."""
+class SupervisedOperations(FastOperations):
+    """Operations that the general path runs as well."""
 
     def run(
         self,
@@ -760,6 +751,18 @@ class UcxFast(UcxOperations):
 
     def wait_idle(self) -> None:
         """Waits until no operation runs."""
+
+class UcxOperations(SupervisedOperations):
+    pass
+
+class UcxFast(UcxOperations):
+    """Small operations of a worker, for a fast path."""
+
+    def __init__(self, worker: UcxWorker, compares: bool, counts: Counts, supervisor: object) -> None:
+        """`supervisor` is held weakly."""
+
+    def fits(self, op: int, bytes: int) -> bool:
+        """Whether `run` takes a collective with so many bytes of input."""
 
     def hear(self, connections: Sequence[int]) -> None:
         """
@@ -812,7 +815,7 @@ class HostsPart(enum.Enum):
 
     FAR = 4
 
-class HostsFast(FastOperations):
+class HostsFast(SupervisedOperations):
     """Small operations on several hosts, for a fast path."""
 
     def __init__(
@@ -830,23 +833,6 @@ class HostsFast(FastOperations):
 
     def fits(self, op: int, dtype: int, red: int, bytes: int) -> bool:
         """Whether `run` takes a collective with so many bytes of input."""
-
-    def run(
-        self,
-        op: int,
-        dtype: int,
-        red: int,
-        root: int,
-        count: int,
-        extra: int,
-        timeout: float,
-        input: object | None,
-        output: object | None,
-    ) -> object:
-        """Runs a collective on the general path. Returns None, or a fault."""
-
-    def wait_idle(self) -> None:
-        """Waits until no operation runs."""
 
     def close(self) -> None:
         """Lets go of the host's memory; it takes no operation any more."""

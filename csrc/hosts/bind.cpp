@@ -3,20 +3,15 @@
 
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-
 #include "hosts/fast.hpp"
-#include "shm/general_call.hpp"
 
 namespace unicomm {
 
 void bind_hosts(nb::module_& m) {
     using hosts::Fast;
     using hosts::Part;
-    m.def(
-        "hosts_most_in_slot",
-        [](int hosts) { return std::min(ucx::Slots::most_of_host(hosts), ucx::Slots::most(hosts)); },
-        nb::arg("hosts"), "Bytes of a host's data for all others that travel with what its ranks call.");
+    m.def("hosts_most_in_slot", &ucx::Slots::most_of_host, nb::arg("hosts"),
+          "Bytes of a host's data for all others that travel with what its ranks call.");
     m.def("hosts_signature", &hosts::signature, nb::arg("op"), nb::arg("dtype"), nb::arg("how"),
           nb::arg("root"), nb::arg("count"), nb::arg("extra"),
           "A number for what all ranks of several hosts must agree on.");
@@ -26,7 +21,8 @@ void bind_hosts(nb::module_& m) {
         .value("LATE", Part::kLate)
         .value("LEADERS", Part::kLeaders)
         .value("FAR", Part::kFar);
-    nb::class_<Fast, FastOperations>(m, "HostsFast", "Small operations on several hosts, for a fast path.")
+    nb::class_<Fast, ucx::SupervisedOperations>(m, "HostsFast",
+                                                "Small operations on several hosts, for a fast path.")
         .def(nb::init<nb::object, nb::object, nb::object, std::vector<std::vector<int>>, int, double, double,
                       nb::handle>(),
              nb::arg("near"), nb::arg("far"), nb::arg("leaders").none(), nb::arg("hosts"), nb::arg("rank"),
@@ -43,11 +39,6 @@ void bind_hosts(nb::module_& m) {
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("bytes"),
             "Whether `run` takes a collective with so many bytes of input.")
-        .def("run", &run_general<Fast>, nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("root"),
-             nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("input").none(),
-             nb::arg("output").none(), "Runs a collective on the general path. Returns None, or a fault.")
-        .def("wait_idle", &Fast::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
-             "Waits until no operation runs.")
         .def("close", &Fast::close, "Lets go of the host's memory; it takes no operation any more.")
         .def_prop_ro("failed_in", &Fast::failed_in, "Where the last operation failed.");
 }

@@ -49,25 +49,24 @@ uint64_t signature(uint32_t op, uint32_t dtype, uint32_t how, int root, uint64_t
 
 Fast::Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std::vector<int>> hosts, int rank,
            double slack, double for_others, nb::handle supervisor)
-    : near_object_(std::move(near)),
+    : SupervisedOperations(supervisor),
+      near_object_(std::move(near)),
       far_object_(std::move(far)),
       leaders_object_(std::move(leaders)),
-      supervisor_(nb::steal(PyWeakref_NewRef(supervisor.ptr(), nullptr))),
       near_(&nb::cast<shm::Group&>(near_object_)),
       far_(nb::cast<ucx::Fast&>(far_object_)),
       leaders_(operations_of(leaders_object_)),
       hosts_(std::move(hosts)),
       most_(ucx::Slots::most_of_host(int(hosts_.size()))),
-      most_for_all_(std::min(most_, ucx::Slots::most(int(hosts_.size())))),
+      most_for_each_(ucx::Slots::most_of_host_for_each(int(hosts_.size()))),
       rank_(rank),
       slack_(slack),
       for_others_(for_others),
       host_of_(size_t(far_.world())),
       local_of_(size_t(far_.world())),
-      mine_(std::make_unique_for_overwrite<char[]>(most_ * hosts_.size())),
-      packed_(std::make_unique_for_overwrite<char[]>(most_ * hosts_.size())),
-      answer_(std::make_unique_for_overwrite<char[]>(kHead + most_ * hosts_.size())) {
-    if (!supervisor_.is_valid()) throw nb::python_error();
+      mine_(std::make_unique_for_overwrite<char[]>(most_for_each_ * hosts_.size())),
+      packed_(std::make_unique_for_overwrite<char[]>(most_for_each_ * hosts_.size())),
+      answer_(std::make_unique_for_overwrite<char[]>(kHead + most_for_each_ * hosts_.size())) {
     for (size_t h = 0; h < hosts_.size(); ++h) {
         largest_ = std::max(largest_, hosts_[h].size());
         for (size_t i = 0; i < hosts_[h].size(); ++i) {
@@ -103,15 +102,15 @@ bool Fast::fits(OpCode code, DType dtype, Red red, size_t bytes) const {
         case OpCode::kBarrier:
             return true;
         case OpCode::kBroadcast:
-            return bytes <= most_for_all_;
+            return bytes <= most_;
         case OpCode::kAllReduce:
-            return bytes <= most_for_all_ && carried_as_it_is(dtype, red);
+            return bytes <= most_ && carried_as_it_is(dtype, red);
         case OpCode::kReduceScatterSingle:
-            return largest_ * (bytes / ranks) <= most_ && carried_as_it_is(dtype, red);
+            return largest_ * (bytes / ranks) <= most_for_each_ && carried_as_it_is(dtype, red);
         case OpCode::kAllGatherSingle:
-            return largest_ * bytes <= most_for_all_;
+            return largest_ * bytes <= most_;
         case OpCode::kAllToAllSingle:
-            return largest_ * largest_ * (bytes / ranks) <= most_;
+            return largest_ * largest_ * (bytes / ranks) <= most_for_each_;
         default:
             return false;
     }
@@ -124,8 +123,7 @@ bool Fast::begins(const Op& op, const Tensor& in) {
     return true;
 }
 
-Fault Fast::run(const Op& op, const Tensor& in, const Tensor& out) {
-    std::lock_guard lock(running_);
+Fault Fast::run_alone(const Op& op, const Tensor& in, const Tensor& out) {
     if (leaders_) {
         nb::gil_scoped_acquire gil;
         leaders_->begin_part();
@@ -174,8 +172,7 @@ Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
     }
     if (!good) {
         // All ranks are in step, and learn from each other what they called.
-        ucx::ask(supervisor_, "explain", op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count,
-                 op.extra);
+        ask("explain", op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra);
         return {FaultCode::kMismatch, {}, {}, {}};
     }
     deliver(op, in, out);

@@ -20,29 +20,22 @@ uint64_t signature(uint32_t op, uint32_t dtype, uint32_t how, int root, uint64_t
 // The part of an operation that failed, which tells how its fault is to be read.
 enum class Part { kNone, kNear, kLate, kLeaders, kFar };
 
-class Fast : public FastOperations {
+class Fast : public ucx::SupervisedOperations {
   public:
     // `hosts`: the ranks of each host, in order. `leaders`: null on ranks that are none. `supervisor`: see
-    // unicomm/backends/hosts/supervisor.py; held weakly. `slack`: seconds that the leaders wait longer, so
+    // unicomm/backends/hosts/supervisor.py. `slack`: seconds that the leaders wait longer, so
     // that ranks that know a cause report first; `for_others`: those that ranks wait longer for their leader.
     Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std::vector<int>> hosts, int rank,
          double slack, double for_others, nb::handle supervisor);
 
     int rank() const override { return rank_; }
     int world() const override { return far_.world(); }
-    std::mutex& running() override { return running_; }
     // Whether a collective runs here, on all ranks that call the same, by this way or by `run`.
     bool fits(OpCode code, DType dtype, Red red, size_t bytes) const;
     bool begins(const shm::Op& op, const Tensor& in) override;
-    // A collective of the general path, which `fits`. Called without the GIL.
-    Fault run(const shm::Op& op, const Tensor& in, const Tensor& out);
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) override;
-    void interrupted() override { ucx::ask(supervisor_, "interrupted"); }
-    void abort() override { ucx::ask(supervisor_, "abort"); }
-
-    void wait_idle() { std::lock_guard lock(running_); }
     // Lets go of the host's memory: no operation runs here any more. Called with the GIL while none runs.
     void close();
     Part failed_in() const { return failed_in_; }
@@ -57,6 +50,7 @@ class Fast : public FastOperations {
 
     const std::vector<int>& members() const { return hosts_[size_t(host_)]; }
     bool is_leader() const { return leaders_ != nullptr; }
+    Fault run_alone(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault stepped(const shm::Op& op, const Tensor& in, const Tensor& out);
     Fault gather_near(const shm::Op& op, const Tensor& in, uint64_t signature, Given& given);
     void cut(OpCode code, size_t bytes, Given& given);
@@ -66,18 +60,17 @@ class Fast : public FastOperations {
     uint64_t later(uint64_t deadline, double seconds) const;
     const char* slot_of(int host, size_t bytes) const;
 
-    nb::object near_object_, far_object_, leaders_object_, supervisor_;
+    nb::object near_object_, far_object_, leaders_object_;
     shm::Group* near_;  // null once it is closed
     ucx::Fast& far_;
     ucx::Fast* leaders_;
     const std::vector<std::vector<int>> hosts_;
-    const size_t most_, most_for_all_;  // bytes of a host's data for one other host, and for all of them
+    const size_t most_, most_for_each_;  // bytes of a host's data for all others, and for one of them
     const int rank_;
     const double slack_, for_others_;
     int host_ = 0, local_ = 0;
     std::vector<int> host_of_, local_of_;
     size_t largest_ = 0;
-    std::mutex running_;
     Part failed_in_ = Part::kNone;
     // A host's data, the same in the order in which hosts get them, and the answer behind its head.
     std::unique_ptr<char[]> mine_, packed_, answer_;

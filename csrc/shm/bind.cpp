@@ -63,15 +63,8 @@ std::vector<Buffer> buffers_of(const std::vector<Tensor>& tensors, nb::handle sp
 nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int root, uint64_t count,
                uint64_t extra, double timeout, nb::list inputs, nb::list outputs, nb::object in_splits,
                nb::object out_splits) {
-    Op op;
-    op.code = code;
-    op.dtype = static_cast<DType>(dtype);
-    op.red = static_cast<Red>(red);
+    Op op = shm::op_of(code, dtype, red, root, count, extra, timeout);
     op.factor = factor;
-    op.root = root;
-    op.count = count;
-    op.extra = extra;
-    op.deadline_ns = deadline_after(timeout);
     auto in_tensors = read_all(inputs), out_tensors = read_all(outputs);
     auto oc = static_cast<OpCode>(code);
     auto ins = buffers_of(in_tensors, in_splits, cuts_input(oc) ? g.world() : 1);

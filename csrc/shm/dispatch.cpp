@@ -3,6 +3,18 @@
 
 namespace unicomm::shm {
 
+Op op_of(uint32_t code, int dtype, int red, int root, uint64_t count, uint64_t extra, double timeout) {
+    Op op;
+    op.code = code;
+    op.dtype = static_cast<DType>(dtype);
+    op.red = static_cast<Red>(red);
+    op.root = root;
+    op.count = count;
+    op.extra = extra;
+    op.deadline_ns = deadline_after(timeout);
+    return op;
+}
+
 std::vector<Buffer> equal_parts(const Tensor& t, int n) {
     std::vector<Buffer> out;
     uint64_t each = static_cast<uint64_t>(t.bytes) / static_cast<uint64_t>(n);

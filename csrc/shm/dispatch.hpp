@@ -13,6 +13,9 @@ inline Buffer buffer_of(const Tensor& t) {
     return {static_cast<char*>(t.data), static_cast<uint64_t>(t.bytes)};
 }
 
+// An operation by the numbers of `Call`; `timeout`: seconds from now.
+Op op_of(uint32_t code, int dtype, int red, int root, uint64_t count, uint64_t extra, double timeout);
+
 // Cuts one tensor into n equal parts.
 std::vector<Buffer> equal_parts(const Tensor& t, int n);
 

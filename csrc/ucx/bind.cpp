@@ -14,7 +14,7 @@
 #include "base/bind_fault.hpp"
 #include "base/clock.hpp"
 #include "reduce/fold.hpp"
-#include "shm/general_call.hpp"
+#include "shm/dispatch.hpp"
 #include "ucx/collectives.hpp"
 #include "ucx/fast.hpp"
 #include "ucx/messages.hpp"
@@ -81,6 +81,21 @@ struct UcxFast final : Fast {
           worker(std::move(of)) {}
     nb::object worker;
 };
+
+// The tensors are dense and checked, or None for a barrier.
+nb::object run_general(SupervisedOperations& operations, uint32_t code, int dtype, int red, int root,
+                       uint64_t count, uint64_t extra, double timeout, nb::object input, nb::object output) {
+    const shm::Op op = shm::op_of(code, dtype, red, root, count, extra, timeout);
+    Tensor in, out;
+    if (!input.is_none() && !read_tensor(input.ptr(), in)) throw nb::python_error();
+    if (!output.is_none() && !read_tensor(output.ptr(), out)) throw nb::python_error();
+    Fault fault;
+    {
+        GilReleased release;
+        fault = operations.run(op, in, out);
+    }
+    return fault_tuple(fault);
+}
 
 struct UcxMessages {
     explicit UcxMessages(const UcxWorker& of) : worker(of.worker), messages(worker) {}
@@ -250,7 +265,14 @@ void bind_ucx(nb::module_& m) {
             nb::arg("level"),
             "Sets the level of UCX's own log, of this process. Returns False if it is none.");
     bind_worker(m);
-    nb::class_<Fast, FastOperations>(m, "UcxOperations");
+    nb::class_<SupervisedOperations, FastOperations>(m, "SupervisedOperations",
+                                                     "Operations that the general path runs as well.")
+        .def("run", &run_general, nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("root"),
+             nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("input").none(),
+             nb::arg("output").none(), "Runs a collective on the general path. Returns None, or a fault.")
+        .def("wait_idle", &SupervisedOperations::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
+             "Waits until no operation runs.");
+    nb::class_<Fast, SupervisedOperations>(m, "UcxOperations");
     nb::class_<UcxFast, Fast>(m, "UcxFast", "Small operations of a worker, for a fast path.")
         .def(nb::init<nb::object, bool, nb::object, nb::handle>(), nb::arg("worker"), nb::arg("compares"),
              nb::arg("counts"), nb::arg("supervisor"),
@@ -261,11 +283,6 @@ void bind_ucx(nb::module_& m) {
         .def(
             "fits", [](UcxFast& f, uint32_t op, size_t bytes) { return f.fits(OpCode(op), bytes); },
             nb::arg("op"), nb::arg("bytes"), "Whether `run` takes a collective with so many bytes of input.")
-        .def("run", &run_general<UcxFast>, nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("root"),
-             nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("input").none(),
-             nb::arg("output").none(), "Runs a collective on the general path. Returns None, or a fault.")
-        .def("wait_idle", &UcxFast::wait_idle, nb::call_guard<nb::gil_scoped_release>(),
-             "Waits until no operation runs.")
         .def("hear", &UcxFast::hear, nb::arg("connections"),
              "Takes the descriptors of the connections on which other ranks tell of faults.")
         .def("close", &UcxFast::close, "It takes no operation any more.")

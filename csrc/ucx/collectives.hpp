@@ -29,8 +29,11 @@ class Slots {
     static constexpr size_t most_for_each(int size) {
         return size == 2 ? 1 << 20 : size <= 4 ? 1 << 16 : 1 << 12;
     }
-    // The same between `size` hosts whose leaders send for all their ranks.
-    static constexpr size_t most_of_host(int size) { return std::min(most_for_each(size), size_t{1} << 18); }
+    // The same two between `size` hosts whose leaders send for all their ranks.
+    static constexpr size_t most_of_host(int size) { return std::min(most(size), kMostOfHost); }
+    static constexpr size_t most_of_host_for_each(int size) {
+        return std::min(most_for_each(size), kMostOfHost);
+    }
 
     explicit Slots(std::shared_ptr<Worker> worker);
 
@@ -50,6 +53,8 @@ class Slots {
     size_t bytes(int rank) const { return lengths_[size_t(rank)] - kHead; }
 
   private:
+    static constexpr size_t kMostOfHost = 1 << 18;
+
     char* slot(int rank) const { return memory_ + size_t(rank) * (kHead + room_); }
     size_t write(char* to, const char* head, Piece first, Piece piece) const;
     void receive_all();

@@ -40,7 +40,7 @@ class Fast::Running {
     Running(Fast& of, uint64_t deadline_ns)
         : of_(of), deadline_(deadline_ns), moment_(of.at_once_ ? 0 : deadline_after(of.moment)) {}
     ~Running() {
-        if (supervised_ && !failed_) ask(of_.supervisor_, "end");
+        if (supervised_ && !failed_) of_.ask("end");
     }
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
@@ -49,7 +49,7 @@ class Fast::Running {
     // False if it must fail.
     bool supervise() {
         supervised_ = true;
-        return !ask(of_.supervisor_, "begin", deadline_ == kForever ? 1e12 : double(deadline_) * 1e-9);
+        return !of_.ask("begin", deadline_ == kForever ? 1e12 : double(deadline_) * 1e-9);
     }
     // It stays under supervision, by which the error is found; whoever raises that ends it.
     void fails() {
@@ -65,13 +65,11 @@ class Fast::Running {
 };
 
 Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::handle supervisor)
-    : worker_(std::move(worker)),
+    : SupervisedOperations(supervisor),
+      worker_(std::move(worker)),
       slots_(slots),
       counts_object_(std::move(counts)),
-      supervisor_(nb::steal(PyWeakref_NewRef(supervisor.ptr(), nullptr))),
-      counts_(nb::cast<Counts&>(counts_object_)) {
-    if (!supervisor_.is_valid()) throw nb::python_error();
-}
+      counts_(nb::cast<Counts&>(counts_object_)) {}
 
 bool Fast::fits(OpCode code, size_t bytes) const {
     const int size = worker_->size();
@@ -91,28 +89,24 @@ bool Fast::fits(OpCode code, size_t bytes) const {
     }
 }
 
+// A collective begins. Called with the GIL.
+void Fast::enter(uint32_t code) {
+    ++counts_.entered;
+    counts_.running = code;
+    awaited_.clear();
+}
+
 bool Fast::begins(const shm::Op& op, const Tensor& in) {
     if (!fits(static_cast<OpCode>(op.code), size_t(in.bytes)) || !usable()) return false;
-    ++counts_.entered;
-    counts_.running = op.code;
-    awaited_.clear();
+    enter(op.code);
     return true;
 }
 
-void Fast::begin_part() {
-    ++counts_.entered;
-    counts_.running = uint32_t(OpCode::kBarrier);
-    awaited_.clear();
-}
-
-Fault Fast::run(const shm::Op& op, const Tensor& in, const Tensor& out) {
-    std::lock_guard lock(running_);
+Fault Fast::run_alone(const shm::Op& op, const Tensor& in, const Tensor& out) {
     {
         nb::gil_scoped_acquire gil;
-        ++counts_.entered;
+        enter(op.code);
     }
-    counts_.running = op.code;
-    awaited_.clear();
     at_once_ = true;
     Fault fault = collective(op, in, out);
     at_once_ = false;
@@ -189,7 +183,7 @@ Fault Fast::swap(Running& running, const void* head, Piece first, const std::vec
     // A rank that was stopped, here or before, may find the slots of ranks that have given the operation up
     // since. The number stays: nothing else begins meanwhile.
     const bool looks = !fault && (running.took_long() || told() || worker_->stopped());
-    if (looks && ask(supervisor_, "given_up", counts_.entered)) {
+    if (looks && ask("given_up", counts_.entered)) {
         fault = failed("it was given up");
     }
     return fault;
@@ -263,7 +257,7 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
         for (const Finished& f : under_way.take()) {
             const shm::Message& m = messages[size_t(f.number)];
             if (!m.send && f.length != m.buffer.bytes &&
-                ask(supervisor_, "odd_size", f.peer, int64_t(m.buffer.bytes), int64_t(f.length))) {
+                ask("odd_size", f.peer, int64_t(m.buffer.bytes), int64_t(f.length))) {
                 return failed("a message of another size");
             }
         }

@@ -13,51 +13,29 @@
 #include "base/bind.hpp"
 #include "operations/counts.hpp"
 #include "operations/opcode.hpp"
-#include "shm/fast_operations.hpp"
 #include "shm/group.hpp"
 #include "ucx/collectives.hpp"
+#include "ucx/supervised.hpp"
 
 namespace unicomm::ucx {
 
-// Calls a method of a supervisor, by a weak reference, that returns whether the operation must fail. It must
-// if there is no supervisor any more, or if the method raises. Called with or without the GIL.
-template <class... Arguments>
-bool ask(const nb::object& supervisor, const char* method, Arguments... arguments) {
-    bool answer = true;
-    with_end_of_python([&] {
-        nb::gil_scoped_acquire gil;
-        try {
-            nb::object found = supervisor();
-            if (!found.is_none()) answer = nb::cast<bool>(found.attr(method)(arguments...));
-        } catch (nb::python_error& error) {
-            error.discard_as_unraisable(method);
-        }
-    });
-    return answer;
-}
-
-class Fast : public FastOperations {
+class Fast : public SupervisedOperations {
   public:
-    // Holds `supervisor` only weakly: see `Supervisor` in unicomm/backends/ucx/supervisor.py.
+    // `supervisor`: `Supervisor` of unicomm/backends/ucx/supervisor.py.
     Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::handle supervisor);
 
     int rank() const override { return worker_->rank(); }
     int world() const override { return worker_->size(); }
-    std::mutex& running() override { return running_; }
     // Whether a collective runs here, on all ranks that call the same, by this way or by `run`.
     bool fits(OpCode code, size_t bytes) const;
     bool begins(const shm::Op& op, const Tensor& in) override;
-    // A collective of the general path, which `fits`. Called without the GIL.
-    Fault run(const shm::Op& op, const Tensor& in, const Tensor& out);
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) override;
-    void interrupted() override { ask(supervisor_, "interrupted"); }
-    void abort() override { ask(supervisor_, "abort"); }
 
     // For operations of which one of this worker is a part, which counts as a barrier. Each rank gets `first`
     // and its piece of every other one; one piece is for all. Called without the GIL, after `begin_part`.
-    void begin_part();
+    void begin_part() { enter(uint32_t(OpCode::kBarrier)); }
     Fault swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns);
     const char* slot_data(int rank) const { return slots_->data(rank); }
     size_t slot_bytes(int rank) const { return slots_->bytes(rank); }
@@ -67,8 +45,6 @@ class Fast : public FastOperations {
     // Seconds in which an operation needs no supervision.
     double moment = 0.01;
 
-    // Waits until no operation runs. Called without the GIL.
-    void wait_idle() { std::lock_guard lock(running_); }
     // The connections on which other ranks tell of faults. Throws `SystemFailure`.
     void hear(const std::vector<int>& connections);
     // It takes no operation any more, and closes its file. Called while none runs, or in a forked child.
@@ -80,6 +56,8 @@ class Fast : public FastOperations {
 
   private:
     class Running;
+    Fault run_alone(const shm::Op& op, const Tensor& in, const Tensor& out) override;
+    void enter(uint32_t code);
     Fault failed(const std::string& why) const { return {FaultCode::kInternal, {}, {}, why}; }
     Ended waited(Running& running, const std::function<Ended(uint64_t)>& wait);
     bool told() const;
@@ -91,9 +69,8 @@ class Fast : public FastOperations {
     const char* slot_of(int rank, size_t bytes) const;
     std::shared_ptr<Worker> worker_;
     Slots* slots_;  // null: the ranks do not compare what they call
-    nb::object counts_object_, supervisor_;
+    nb::object counts_object_;
     Counts& counts_;
-    std::mutex running_;
     std::vector<Awaited> awaited_;
     bool at_once_ = false;  // the operation that runs is under supervision from its first wait on
     int faults_ = -1;       // an epoll file of the connections on which other ranks tell of faults

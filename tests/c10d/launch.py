@@ -18,7 +18,7 @@ def torchrun(ranks, program, *arguments, **env):
 
 
 def forked_torchrun(ranks, program, *arguments, **env):
-    """The same with interpreters that are forked."""
+    """As `torchrun`, but the ranks' interpreters are forked from a server that has torch."""
     return _torchrun(forked_interpreters.run, ranks, program, *arguments, **env)
 
 

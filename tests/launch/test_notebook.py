@@ -25,7 +25,7 @@ PATIENT = 60.0  # seconds of grace for a test in which nobody is to be killed
 
 @pytest.fixture(scope="module", autouse=True)
 def forked() -> Iterator[None]:
-    """Ranks are forked interpreters. Those of test_live_parents.py are new ones."""
+    """Ranks are forked here from a server with torch; those of test_live_parents.py are new interpreters."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", forked_interpreters.Popen)
         yield

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import inspect
@@ -31,6 +32,8 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 SWITCH = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"  # the server has imported torch without it
@@ -70,26 +73,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         _start(self, arguments)
 
 
-def run(
-    command: Sequence[object],
-    within: float = 100.0,
-    env: Mapping[str, str] | None = None,
-    check: bool = False,
-    **more: Any,
-) -> subprocess.CompletedProcess[str]:
-    """`tests.commands.run` for a forked interpreter."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    words = [str(word) for word in command]
-    with Popen(words, env=env, text=True, **pipes, **more) as process:
-        try:
-            out, complaints = process.communicate(timeout=within)
-        except BaseException:
-            process.kill()
-            raise
-    done = subprocess.CompletedProcess(words, process.returncode, out, complaints)
-    if check:
-        done.check_returncode()
-    return done
+#: `tests.commands.run` for a forked interpreter.
+run = functools.partial(commands.run, popen=Popen)
 
 
 # --- the process that starts others -------------------------------------------------------------------
@@ -163,8 +148,6 @@ def _get_server() -> socket.socket:
     global _server
     if _server is not None:
         return _server
-    from tests.commands import clean_environment
-
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.settimeout(120)
     code = "import sys; from tests.processes import forked_interpreters as f; f.main(int(sys.argv[1]))"
@@ -172,7 +155,7 @@ def _get_server() -> socket.socket:
         [sys.executable, "-c", code, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        env=clean_environment(),
+        env=commands.clean_environment(),
         cwd=ROOT,
     )
     theirs.close()

@@ -36,7 +36,7 @@ _GO = b"g"
 def with_other_seeds(program: object, ranks: Sequence[int]) -> Sequence[int]:
     """Returns those of `ranks` that run with another hash seed.
 
-    None if the program is a function, which a new interpreter cannot get.
+    Returns no rank if the program is a function, which a new interpreter cannot get.
     """
     fixed = (os.environ.get(_VARIABLE) or "random") != "random"
     if fixed or not isinstance(program, str) or not _depends_on_hashes(Path(program)):

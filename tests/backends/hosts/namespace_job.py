@@ -21,7 +21,7 @@ PORT = 29500  # of a network that nobody else is in
 class Job:
     """Processes that print JSON, a value a line. Past its deadline all are killed, which ends any wait.
 
-    Each is a new interpreter if `fresh`, else one that is forked with torch imported.
+    With `fresh`, each is a new interpreter; else it is forked from a server that has torch.
     """
 
     def __init__(self, hosts: Namespaces, folder: Path, within: float = WITHIN, fresh: bool = False) -> None:

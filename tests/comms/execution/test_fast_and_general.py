@@ -47,7 +47,7 @@ def reduced(parts, op):
 
 
 def run_one(comm, seed, general):
-    """Runs the operation that follows from the seed; `general`: whether this rank goes the general way."""
+    """Runs the operation that follows from the seed; `general`: whether this rank takes the general path."""
     choose, rank = random.Random(seed), comm.get_rank()
     name, dtype, op = choose.choice(OPERATIONS), choose.choice(DTYPES), choose.choice(REDUCTIONS)
     most = choose.choice((1, 16, 600, 30_000))

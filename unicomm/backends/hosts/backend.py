@@ -104,12 +104,12 @@ class HostsBackend(
         self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size, layout.members)
         crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
         self.slack = _SLACK if crowded else 0.0
-        over_ucx = isinstance(far, UcxBackend)
-        self.inline = _core.hosts_most_in_slot(len(layout.hosts)) if over_ucx else INLINE
+        self.inline = INLINE
         self._limit = 0.0  # seconds that the operation may take
         self._supervisor: Supervisor | None = None  # of the fast path, over UCX only
         if isinstance(far, UcxBackend):
             assert leaders is None or isinstance(leaders, UcxBackend)
+            self.inline = _core.hosts_most_in_slot(len(layout.hosts))
             self._supervisor = Supervisor(self, near.group, far, leaders, _FOR_OTHERS)
 
     @classmethod

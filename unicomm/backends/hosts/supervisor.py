@@ -1,4 +1,4 @@
-"""What the fast path of several hosts (csrc/hosts/fast.hpp) asks of its backend; the errors of its faults."""
+"""What the native fast path over several hosts (csrc/hosts/fast.hpp) calls, and the errors of its faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Supervised(Links, Protocol):
 
 
 class Supervisor:
-    """Its methods return whether the operation must fail.
+    """The methods that the native core calls return whether the operation must fail.
 
     Attributes:
         native: the operations of the native core.
@@ -91,12 +91,10 @@ class Supervisor:
             self._mismatch = error
         return True
 
-    def interrupted(self) -> bool:
-        """A signal handler has raised in the operation; nobody knows how far it has come."""
+    def abort(self) -> bool:
+        """Ends the communicator, as of an operation in which a signal handler has raised."""
         self._backend.abort()
         return True
-
-    abort = interrupted
 
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
         part, backend = self.native.failed_in, self._backend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,24 +22,6 @@ _NATIVE = frozenset(
 )
 
 
-class NativeOperations(Protocol):
-    """`UcxFast` or `HostsFast`."""
-
-    def run(
-        self,
-        op: int,
-        dtype: int,
-        red: int,
-        root: int,
-        count: int,
-        extra: int,
-        timeout: float,
-        input: Any,
-        output: Any,
-    ) -> Any:
-        """Returns None, or a fault."""
-
-
 def has_native_form(call: Call) -> bool:
     """Whether the native core may run the call: the same on all ranks that call the same."""
     if call.name not in _NATIVE or call.wire is not None or call.contributions is not None:
@@ -54,7 +36,7 @@ def input_bytes(call: Call) -> int:
     return 0 if tensor is None else tensor.nbytes
 
 
-def run_native(native: NativeOperations, call: Call) -> Any:
+def run_native(native: _core.SupervisedOperations, call: Call) -> Any:
     """Runs the call. Returns None, or a fault."""
     codes = call.operation.code, call.dtype_code, call.red_code, call.root
     seconds = call.remaining() if call.deadline else call.timeout

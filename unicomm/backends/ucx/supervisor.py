@@ -27,7 +27,7 @@ class Supervised(Protocol):
 
 
 class Supervisor:
-    """Its methods return whether the operation must fail; the backend's `raise_fault` then raises the error.
+    """Each method returns whether the operation must fail. The backend's `raise_fault` then raises the error.
 
     Attributes:
         native: the operations of the native core.
@@ -36,7 +36,6 @@ class Supervisor:
 
     def __init__(self, backend: Supervised, compares: bool) -> None:
         self._backend = backend
-        # Which holds this object weakly: Python does not see what a C++ object holds.
         self.native = _core.UcxFast(backend.worker, compares, backend.channel.counts, self)
         self.native.hear([s.fileno() for _, s in backend.channel.sockets()])
         self.fast: _core.FastPath | None = None
@@ -46,7 +45,10 @@ class Supervisor:
         return [Awaited(*message) for message in self.native.awaited]
 
     def begin(self, deadline: float) -> bool:
-        """The operation takes longer, or has failed. `deadline`: as of `time.monotonic()`."""
+        """Called when the operation takes longer than a moment, or has failed.
+
+        `deadline`: in seconds, on the clock of `time.monotonic()`.
+        """
         backend, awaits = self._backend, self.awaited()
         counts = backend.channel.counts
         timeout = 0.0 if self.fast is None else self.fast.timeout
@@ -73,9 +75,7 @@ class Supervisor:
         self._backend.size_differs(peer, expected, length)
         return True
 
-    def interrupted(self) -> bool:
-        """A signal handler has raised in the operation; nobody knows how far it has come."""
+    def abort(self) -> bool:
+        """Ends the communicator, as of an operation in which a signal handler has raised."""
         self._backend.abort()
         return True
-
-    abort = interrupted
