@@ -249,10 +249,12 @@ Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool ro
     for (;;) {
         // First: what ranks sent before they told of a fault that came later is taken.
         const bool stop = stopped();
-        while (ucx_.ucp_worker_progress(worker_) != 0) {
-        }
+        const bool more = ucx_.ucp_worker_progress(worker_) != 0;
         reap();
+        const uint64_t before = events_;
         if (done()) return Ended::kDone;
+        if (more) continue;
+        if (events_ != before && !stop) continue;  // what it began may be done: no event tells of that
         if (!broken_.empty()) check_broken();
         if (stop) return Ended::kStopped;
         if (rousable && roused_.exchange(false, std::memory_order_acq_rel)) return Ended::kRoused;

@@ -1,4 +1,4 @@
-"""A message that ucx tells as sent arrives although its sender does nothing more for the worker."""
+"""A worker's waits: what is told as sent has left, and nobody sleeps while there is something to send."""
 
 import threading
 
@@ -7,6 +7,8 @@ import torch
 
 from unicomm import _core
 from unicomm.backends.ucx.library import open_library, why_not
+from unicomm.comms.operations.dtypes import code_of
+from unicomm.comms.operations.reduction import RedOpType
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
 
@@ -93,3 +95,25 @@ def test_a_message_that_was_received_in_part_does_not_keep_the_worker(workers):
     assert receiver.drop()
     sender.stop()
     sender.drop()
+
+
+def test_nobody_sleeps_while_there_is_something_to_send(workers):
+    """Sends that end as they begin make no event. With a sleep after every fourth one, these take 100 s."""
+    chunk, chunks = 16, 4096
+    data = torch.arange(chunk * chunks // 4, dtype=torch.float32)
+    out = torch.zeros_like(data)
+
+    def reduce(rank):
+        all_of_it, nothing = (data.data_ptr(), data.nbytes), (data.data_ptr(), 0)
+        shares = [nothing, all_of_it]  # rank 1 gets everything, rank 0 nothing that could wake it
+        workers[rank].reduce(
+            shares, out.data_ptr(), code_of(torch.float32), int(RedOpType.SUM), [], [], [], chunk
+        )
+
+    ranks = [threading.Thread(target=reduce, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(2 * _WITHIN)
+        assert not rank.is_alive()
+    assert torch.equal(out, 2 * data)
