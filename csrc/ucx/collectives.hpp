@@ -24,10 +24,12 @@ class Slots {
     static constexpr size_t kCommon = 40;
     // Bytes of a rank's data that travel with what it calls, if every rank needs them all. Between two ranks
     // no way sends fewer bytes; among more, others send fewer, but take more steps.
-    static constexpr size_t most(int size) { return size == 2 ? 1 << 20 : size <= 4 ? 1 << 14 : 1 << 12; }
+    static constexpr size_t most(int size) {
+        return size == 2 ? 1 << 20 : size <= 4 ? 1 << 17 : size <= 8 ? 1 << 16 : 1 << 14;
+    }
     // The same for the data of one rank for one other, of which no way sends fewer: memory is the limit.
     static constexpr size_t most_for_each(int size) {
-        return size == 2 ? 1 << 20 : size <= 4 ? 1 << 16 : 1 << 12;
+        return size == 2 ? 1 << 20 : size <= 4 ? 1 << 17 : 1 << 16;
     }
     // The same two between `size` hosts whose leaders send for all their ranks.
     static constexpr size_t most_of_host(int size) { return std::min(most(size), kMostOfHost); }

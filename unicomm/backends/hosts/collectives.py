@@ -33,7 +33,7 @@ from unicomm.comms.execution.composed import encoded
 from unicomm.comms.execution.composed.encoded import Codec, residuals, with_lost
 from unicomm.comms.execution.composed.exchanges import AtOnce, Traffic, trade
 from unicomm.comms.operations.call import Call, Message
-from unicomm.comms.operations.parts import bytes_of, parts_of
+from unicomm.comms.operations.parts import bytes_of, copy_memory, parts_of
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
 from .first_step import INLINE, Links, first_step, sub
@@ -98,7 +98,9 @@ class _Reduction:
         """Makes the result of the total of all ranks; both may be the same memory."""
         if self._average:
             _core.fold(total, [total], int(RedOpType.AVG), None, self._average)
-        if out.data_ptr() != total.data_ptr():
+        if total.dtype == out.dtype:
+            copy_memory(out, total)
+        else:
             out.copy_(total)
 
     def fold(self, parts: Sequence[Tensor], out: Tensor) -> None:
@@ -133,7 +135,7 @@ def _all_reduce(links: Links, call: Call) -> None:
     residual = None if call.wire is None else call.wire.residual
     if flat.numel() * reduction.wide.itemsize <= _inline(links, call):
         values = with_lost(flat.to(reduction.wide), residual)
-        flat.copy_(_small_reduction(links, call, reduction, values))
+        copy_memory(flat, _small_reduction(links, call, reduction, values))
         return
     first_step(links, call)
     layout = links.layout
@@ -213,7 +215,7 @@ def _reduce(links: Links, call: Call) -> None:
     if flat.numel() * reduction.wide.itemsize <= _inline(links, call, cut=True):
         result = _small_reduction(links, call, reduction, flat.to(reduction.wide))
         if is_root:
-            flat.copy_(result)
+            copy_memory(flat, result)
         return
     first_step(links, call)
     home, local = layout.host_of[call.root], layout.local
@@ -321,7 +323,7 @@ def _broadcast(links: Links, call: Call) -> None:
             links, call, local, given, lambda slots: slots[source][: copy.numel()], copy.numel()
         )
         if layout.rank != call.root:
-            data.copy_(result)
+            copy_memory(data, result)
         return
     first_step(links, call)
     if at_home:
@@ -371,11 +373,10 @@ def _all_gather_bytes(links: Links, call: Call, mine: Tensor, outs: list[Tensor]
 
         whole = first_step(links, call, gather, block, combine, sum(sizes))
         for rank, part in zip(layout.order, torch.split(whole, sizes), strict=True):
-            outs[rank].copy_(part)
+            copy_memory(outs[rank], part)
         return
     first_step(links, call)
-    if outs[layout.rank].data_ptr() != mine.data_ptr():
-        outs[layout.rank].copy_(mine)
+    copy_memory(outs[layout.rank], mine)
     messages, here = [], len(layout.members)
     for h, ranks in enumerate(layout.hosts):
         if h == layout.host:

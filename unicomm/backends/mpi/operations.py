@@ -26,6 +26,7 @@ from unicomm.comms.backend import PreparesOperations, Setup
 from unicomm.comms.errors import BackendError, UnsupportedError
 from unicomm.comms.failures.faults import Fault
 from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.parts import copy_memory
 from unicomm.comms.operations.reduction import RedOpType
 
 _TAG = 1
@@ -256,8 +257,7 @@ class Operations(OutOfBandBackend, PreparesOperations):
         each call, which MPI does not allow."""
         out, data = call.outputs[0], call.inputs[0]
         own = out.narrow(0, self._rank * data.numel(), data.numel())
-        if own.data_ptr() != data.data_ptr():
-            own.copy_(data)
+        copy_memory(own, data)
         if (made := self._prepared.get(call.prepared)) is None:
             ways = self.MPI.IN_PLACE, self._bytes(out, self._size)
             try:

@@ -24,7 +24,7 @@ from unicomm.comms.backend import Backend, Capabilities, OpensExchange, RunsColl
 from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.execution.device import fold as device_fold
 from unicomm.comms.operations.call import Call, Message
-from unicomm.comms.operations.parts import byte_splits, bytes_of, parts_of
+from unicomm.comms.operations.parts import byte_splits, bytes_of, copy_memory, parts_of
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.operations.wire import Wire
@@ -122,11 +122,6 @@ def _as_bytes(call: Call) -> Call:
     )
 
 
-def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
-    if to.data_ptr() != source.data_ptr():
-        to.copy_(source)
-
-
 def _all_to_all(group: Group, call: Call) -> None:
     """Moves all parts in one exchange; serves gathers and scatters as well."""
     ins = parts_of(call.inputs, call.in_splits, group.size)
@@ -142,7 +137,7 @@ def _swap(group: Group, call: Call, ins: list[torch.Tensor], outs: list[torch.Te
 def _trade(group: Group, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> list[Message]:
     """Returns the messages of a swap, and copies this rank's own part."""
     if ins and outs:
-        _copy(outs[group.rank], ins[group.rank])
+        copy_memory(outs[group.rank], ins[group.rank])
     return trade(range(group.size), group.rank, ins, outs)
 
 
@@ -158,7 +153,7 @@ def _gather_or_scatter(group: Group, call: Call) -> None:
     if group.rank == call.root:
         of_all = parts_of(parts, None, group.size)
         to, source = (mine, of_all[group.rank]) if scatters else (of_all[group.rank], mine)
-        _copy(to, source)
+        copy_memory(to, source)
         messages = [Message(scatters, r, of_all[r]) for r in range(group.size) if r != group.rank]
     else:
         messages = [Message(not scatters, call.root, mine)]
@@ -262,7 +257,7 @@ def _reduce(group: Group, call: Call) -> None:
     if group.rank == call.root:
         others = [r for r in range(group.size) if r != group.rank and shares[r].numel()]
         messages = [Message(False, r, bytes_of(shares[r])) for r in others]
-        shares[group.rank].copy_(own)
+        copy_memory(shares[group.rank], own)
     else:
         messages = [Message(True, call.root, bytes_of(own))] if own.numel() else []
     if messages:
@@ -295,7 +290,7 @@ def _contributed(group: Group, call: Call, rows: torch.Tensor) -> None:
     if own.numel():
         _fold(call, own, sources, None)
     if group.size == 1:
-        flat.copy_(own)
+        copy_memory(flat, own)
     else:
         run(group, _sub(call, "all_gather_v", [own], list(shares)))
 
@@ -361,7 +356,7 @@ def _alone(call: Call) -> None:
         factors = None if call.op.factor is None else [call.op.factor]
         _fold(call, call.outputs[0].detach(), [call.inputs[0].detach()], factors)
     elif call.inputs and call.outputs:
-        _copy(bytes_of(call.outputs[0]), bytes_of(call.inputs[0]))
+        copy_memory(bytes_of(call.outputs[0]), bytes_of(call.inputs[0]))
 
 
 _COMPOSED: dict[str, Callable[[Group, Call], None]] = {

@@ -26,7 +26,7 @@ import torch
 from unicomm import _core
 from unicomm.comms.execution.device import encode as device_encode
 from unicomm.comms.operations.call import Call
-from unicomm.comms.operations.parts import bytes_of
+from unicomm.comms.operations.parts import bytes_of, copy_memory
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.comms.operations.wire import SMALL, Wire
 
@@ -120,7 +120,7 @@ class Codec:
         if _encodes(out.numel(), chunk):
             self.decode(data, out)
         elif out.numel():
-            bytes_of(out).copy_(data)
+            copy_memory(bytes_of(out), data)
 
     def fold(
         self,
@@ -178,7 +178,7 @@ class Codec:
 
         run_stages(sums.cut.count, AHEAD, sums.begin, take)
         if result is not out:
-            out.copy_(result)
+            copy_memory(out, result)
 
     def all_reduce(
         self,
