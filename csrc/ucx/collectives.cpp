@@ -124,14 +124,19 @@ bool Slots::alike() const {
 
 Ended greet(Worker& worker, uint64_t deadline) {
     char* const memory = worker.hold_always(size_t(worker.size()) + 1);
-    Group group(worker);
-    for (int peer = 0; peer < worker.size(); ++peer) {
-        if (peer == worker.rank()) continue;
-        group.add(worker.receive(peer, memory + peer, 1, Kind::kHello));
-        group.add(worker.send(peer, memory + worker.size(), 1, Kind::kHello));
+    // Only who goes on calling UCX answers the ranks that still connect, so a rank leaves when all others
+    // have told it that they got everybody's first message.
+    for (int round = 0; round < 2; ++round) {
+        Group group(worker);
+        for (int peer = 0; peer < worker.size(); ++peer) {
+            if (peer == worker.rank()) continue;
+            group.add(worker.receive(peer, memory + peer, 1, Kind::kHello, uint32_t(round)));
+            group.add(worker.send(peer, memory + worker.size(), 1, Kind::kHello, uint32_t(round)));
+        }
+        const Ended ended = worker.wait([&] { return group.over(); }, deadline);
+        if (ended != Ended::kDone) return ended;
     }
-    Ended ended = worker.wait([&] { return group.over(); }, deadline);
-    return ended == Ended::kDone ? worker.flush(deadline) : ended;
+    return worker.flush(deadline);
 }
 
 Ended reduce(Worker& worker, const Reduction& r) {

@@ -67,6 +67,7 @@ def test_tensors_lie_in_the_librarys_memory_and_go_back_to_it(name):
 
     def program(comm: Communicator) -> None:
         memory = comm.mem_allocator
+        gc.collect()  # tensors of earlier tests
         before = memory.allocated()
         x = memory.empty(3, 5, dtype=torch.float16)
         assert (x.shape, x.dtype, x.is_contiguous()) == ((3, 5), torch.float16, True)
