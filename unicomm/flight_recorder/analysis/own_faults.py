@@ -192,7 +192,14 @@ def _first_terminated(table: Table) -> set[int]:
     if not terminated or len(terminated.keys() | raised.keys()) < len(table.ranks):
         return set()
     first = min((*terminated.values(), *raised.values()))
-    return {rank for rank, at in terminated.items() if at - first < _AT_ONCE_NS and rank not in raised}
+    # A launcher ends the ranks that are left at once, some of them while they note their exception.
+    failed = raised.keys() | {e.rank for e in table.endings if _notes_exception(e)}
+    return {rank for rank, at in terminated.items() if at - first < _AT_ONCE_NS and rank not in failed}
+
+
+def _notes_exception(ending: Ending) -> bool:
+    """Whether SIGTERM ended it in unicomm's `note_exception` (recording/ending.py)."""
+    return any(place.function == "note_exception" for place in ending.stacks.main)
 
 
 def _crash(table: Table, ending: Ending, name: str) -> _Fault:
