@@ -124,8 +124,8 @@ bool Slots::alike() const {
 
 Ended greet(Worker& worker, uint64_t deadline) {
     char* const memory = worker.hold_always(size_t(worker.size()) + 1);
-    // Only who goes on calling UCX answers the ranks that still connect, so a rank leaves when all others
-    // have told it that they got everybody's first message.
+    // A rank answers others that still connect only while it calls UCX. So it leaves when all others have
+    // told it, by a second message, that they got everybody's first one.
     for (int round = 0; round < 2; ++round) {
         Group group(worker);
         for (int peer = 0; peer < worker.size(); ++peer) {

@@ -253,8 +253,8 @@ Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool ro
         reap();
         const uint64_t before = events_;
         if (done()) return Ended::kDone;
-        if (more) continue;
-        if (events_ != before && !stop) continue;  // what it began may be done: no event tells of that
+        // UCX signals no event for a message that it completed when `done` began it.
+        if (more || (events_ != before && !stop)) continue;
         if (!broken_.empty()) check_broken();
         if (stop) return Ended::kStopped;
         if (rousable && roused_.exchange(false, std::memory_order_acq_rel)) return Ended::kRoused;

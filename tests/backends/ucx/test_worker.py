@@ -1,4 +1,4 @@
-"""A worker's waits: what is told as sent has left, and nobody sleeps while there is something to send."""
+"""Waits of a UCX worker: sends it reports as complete have left, and it never sleeps with data to send."""
 
 import threading
 
@@ -98,7 +98,7 @@ def test_a_message_that_was_received_in_part_does_not_keep_the_worker(workers):
 
 
 def test_nobody_sleeps_while_there_is_something_to_send(workers):
-    """Sends that end as they begin make no event. With a sleep after every fourth one, these take 100 s."""
+    """UCX signals no event for a send that completes at once. Sleeping after every four would take 100 s."""
     chunk, chunks = 16, 4096
     data = torch.arange(chunk * chunks // 4, dtype=torch.float32)
     out = torch.zeros_like(data)

@@ -1,4 +1,4 @@
-"""Which of several ranks that a launcher has ended is to blame."""
+"""Which ranks the analyzer blames when several were ended by SIGTERM."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ NOTES = Place("/packages/unicomm/flight_recorder/recording/ending.py", 120, "not
 
 
 def _ended(rank: int, *frames: Place) -> Ending:
-    """A rank that got SIGTERM, 10 ms after the rank before it."""
+    """Returns the ending of a rank that got SIGTERM 10 ms after the previous rank did."""
     stacks = Stacks((Thread(frames),), terminated=True, at_ns=1_000_000_000 + rank * 10_000_000)
     return Ending(rank, pid=7, host="node0", stacks=stacks)
 

@@ -98,10 +98,7 @@ class _Reduction:
         """Makes the result of the total of all ranks; both may be the same memory."""
         if self._average:
             _core.fold(total, [total], int(RedOpType.AVG), None, self._average)
-        if total.dtype == out.dtype:
-            copy_memory(out, total)
-        else:
-            out.copy_(total)
+        copy_memory(out, total)
 
     def fold(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """Reduces all hosts' parts into the result."""

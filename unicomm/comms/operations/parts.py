@@ -17,14 +17,15 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_memory(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies between contiguous tensors of one dtype and size, unless both are the same memory.
+    """Copies a contiguous tensor to another one of the same size, unless both are the same memory.
 
-    On hosts this thread copies alone. From 32 768 elements on, also of one byte each, torch's `copy_` starts
-    OpenMP threads, which wait for cores on which other ranks poll: 64 KiB then took 10 ms.
+    CPU tensors of one dtype are copied by the calling thread alone. torch's `copy_` uses OpenMP threads from
+    32 768 elements on, which may be single bytes. These threads compete with other ranks that poll on the
+    same cores: a copy of 64 KiB then took 10 ms.
     """
     if to.data_ptr() == source.data_ptr():
         return
-    if to.is_cpu and source.is_cpu:
+    if to.is_cpu and source.is_cpu and to.dtype == source.dtype:
         ctypes.memmove(to.data_ptr(), source.data_ptr(), to.nbytes)
     else:
         to.copy_(source)

@@ -192,14 +192,16 @@ def _first_terminated(table: Table) -> set[int]:
     if not terminated or len(terminated.keys() | raised.keys()) < len(table.ranks):
         return set()
     first = min((*terminated.values(), *raised.values()))
-    # A launcher ends the ranks that are left at once, some of them while they note their exception.
+    # When a rank has failed, a launcher soon sends SIGTERM to the others. Some of them have failed as well,
+    # and are still writing their exception to a file.
     failed = raised.keys() | {e.rank for e in table.endings if _notes_exception(e)}
     return {rank for rank, at in terminated.items() if at - first < _AT_ONCE_NS and rank not in failed}
 
 
 def _notes_exception(ending: Ending) -> bool:
-    """Whether SIGTERM ended it in unicomm's `note_exception` (recording/ending.py)."""
-    return any(place.function == "note_exception" for place in ending.stacks.main)
+    """Whether SIGTERM ended the rank while unicomm wrote its exception to a file."""
+    writer = "recording/ending.py", "note_exception"
+    return any(p.file.endswith(writer[0]) and p.function == writer[1] for p in ending.stacks.main)
 
 
 def _crash(table: Table, ending: Ending, name: str) -> _Fault:
