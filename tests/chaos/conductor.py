@@ -86,7 +86,8 @@ def commit() -> str:
 
 def options() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
-    faults = "\n".join(f"  {name:16}{fault.what}" for name, fault in FAULTS.items())
+    width = max(map(len, FAULTS)) + 2
+    faults = "\n".join(f"  {name:{width}}{fault.what}" for name, fault in FAULTS.items())
     parser = argparse.ArgumentParser(description=(__doc__ or "") + faults, formatter_class=raw)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the others follow")

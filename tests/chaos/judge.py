@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.chaos.play import Play, Seen
 from tests.chaos.rounds import FAULTS, LACKS, Round
-from tests.chaos.spec import CREATION, RINGS
+from tests.chaos.spec import CREATION, RINGS, SPLITS
 
 #: What the program, torch or Python raise when the process has no room, beside our own error.
 _NO_ROOM = tuple(f"unexpected {name}" for name in ("MemoryError", "RuntimeError", "OSError", "ImportError"))
@@ -128,7 +128,7 @@ def _is_consequence(play: Play, rank: int, seen: Seen) -> bool:
     plan = play.plan
     if plan.scene != "operations":
         return False
-    if not any(s.step % 7 == 3 or s.step == plan.split_at for s in play.seen):
+    if not any(s.step in (*SPLITS, plan.split_at) for s in play.seen):
         return False
     ended = {r for r, s in enumerate(play.seen) if "Error" in s.outcome} - {rank}
     if plan.act == "stop" and seen.outcome == "CommTimeoutError":

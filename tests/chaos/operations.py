@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import unicomm
-from tests.chaos.spec import CLOSING, Say, Spec, WrongDataError, connect, strike
+from tests.chaos.spec import CLOSING, SPLITS, Say, Spec, WrongDataError, connect, strike
 from unicomm import Communicator, ReduceOp
 from unicomm.testing import conformance
 
@@ -190,7 +190,7 @@ def play(spec: Spec, say: Say, closing: contextlib.ExitStack) -> None:
             threading.Timer(random.Random(spec.seed).random() * 0.003, comm.abort).start()
         elif step == spec.at:
             strike(spec)
-        if step % 7 == 3 or step == spec.split_at:
+        if step in SPLITS or step == spec.split_at:
             split(comm, spec, step, rng)
         else:
             Steps(comm, list(range(spec.size)), spec.rank).run(step, rng)

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from tests.chaos import nursery
-from tests.chaos.rounds import FAULTS, SCENES, Round
+from tests.chaos.rounds import FAULTS, Round
 from tests.chaos.spec import CREATION, RINGS
 from tests.commands import clean_environment
 from tools.namespaces import Namespaces
@@ -215,7 +215,7 @@ class Play:
                 self._strike()
                 lasts = {
                     "pause": _PAUSE,
-                    "flicker": plan.delay / SCENES[plan.scene].longest_delay,
+                    "flicker": plan.lasts,
                     "stop": FAULTS["stop"].within,
                 }
                 resume_at = now + lasts.get(plan.act, never)

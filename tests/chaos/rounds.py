@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tests.chaos.spec import CREATION, Spec
+from tests.chaos.spec import CREATION, SPLITS, Spec
 from tests.chaos.training import LAYERS
 
 PATIENT = 60.0  # seconds: the timeout of operations where none is meant to pass
@@ -37,13 +37,16 @@ class Scene:
 
 
 SCENES = {
-    "operations": Scene(17, 0.006),  # two splits among them
+    "operations": Scene(17, 0.006),  # splits among them, which take longer
     "creation": Scene(8, 0.02),
     "reconfigure": Scene(6, 0.03),
     "ddp": Scene(5 * LAYERS, 0.001),  # a step is the backward of a layer
     "fsdp2": Scene(5 * LAYERS, 0.001),
     "symmetric": Scene(30, 0.003),
 }
+
+
+_LONGEST_SPLIT = 0.15  # seconds, on two cores
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,8 @@ class Round:
         at, delay = draw("step").randrange(first, scene.steps), draw("delay").random() * scene.longest_delay
         if what.act == "full" or (what.act in LACKS and draw("creation").random() < 0.25):
             at = CREATION
+        if what.scene == "operations" and what.act not in ("", *OWN) and draw("split").random() < 0.25:
+            at, delay = draw("step").choice(SPLITS), draw("delay").random() * _LONGEST_SPLIT
         placement: tuple[int, ...] = ()
         if backend in BETWEEN or fault in ("cut", "flicker"):
             placement = _two_hosts(size, draw("hosts"))
@@ -217,6 +222,11 @@ class Round:
     @property
     def steps(self) -> int:
         return SCENES[self.scene].steps
+
+    @property
+    def lasts(self) -> float:
+        """Seconds for which the link is cut, if it comes back."""
+        return random.Random(f"duration of {self.seed}").random()
 
     @property
     def _names_interface(self) -> bool:

@@ -19,6 +19,7 @@ from unicomm import Communicator
 
 RINGS = "rings"  # the folder, in the round's, of what the ranks recorded
 CREATION = -2  # the step before there is a communicator
+SPLITS = (3, 10)  # the steps in which all ranks split
 CLOSING = 20.0  # seconds for finalize
 LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS)
 _NEWNS, _PRIVATE = 0x20000, 0x44000  # CLONE_NEWNS; MS_REC | MS_PRIVATE

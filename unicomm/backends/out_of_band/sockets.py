@@ -23,7 +23,7 @@ from unicomm.comms.options import Hint
 
 _SECRET = 16  # bytes
 _HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
-_PATIENCE = 2.0  # seconds in which a caller has to send its hello
+_PATIENCE = 2.0  # seconds for an attempt to connect, and in which a caller has to send its hello
 _LOOK = 0.2  # seconds between two looks at whether somebody has left
 _STRANGERS = 64  # callers that may wait besides the ranks
 
@@ -75,9 +75,7 @@ def connect_all(setup: Setup, host: str, each: int, library: str, trouble: str =
                 address, key = there[peer]["address"], bytes.fromhex(there[peer]["secret"])
                 for number in range(each):
                     try:
-                        made[number][peer] = s = socket.create_connection(
-                            tuple(address), max(0.1, rendezvous.remaining())
-                        )
+                        made[number][peer] = s = _call(tuple(address), rendezvous)
                         s.sendall(_HELLO.pack(key, rank, number))
                     except OSError as error:
                         # What another rank reports, if it has given up: nobody listens there then.
@@ -116,6 +114,20 @@ def _close(made: Sequence[Sockets]) -> None:
     for sockets in made:
         for s in sockets.values():
             s.close()
+
+
+def _call(address: tuple[str, int], rendezvous: SetupRendezvous) -> socket.socket:
+    """Connects to a rank. Raises `OSError`, or what `rendezvous.check` does meanwhile.
+
+    In short attempts: a host that has just been cut off does not refuse, nothing comes from it at all.
+    """
+    while True:
+        try:
+            return socket.create_connection(address, max(0.1, min(_PATIENCE, rendezvous.remaining())))
+        except TimeoutError:
+            rendezvous.check()
+            if rendezvous.remaining() <= 0:
+                raise
 
 
 def _accept(

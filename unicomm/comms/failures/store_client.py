@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -32,11 +32,17 @@ class StoreClient:
     as long as the store answers, for members that find out who is missing.
     """
 
-    def __init__(self, store: Store, comm: str, size: int, limit: float) -> None:
-        """`limit`: seconds from now to the deadline."""
+    def __init__(
+        self, store: Store, comm: str, size: int, limit: float, check: Callable[[], None] | None = None
+    ) -> None:
+        """`limit`: seconds from now to the deadline.
+
+        `check` raises if ranks are known to be gone, with which the store may be gone. It is called several
+        times a second while the store does not answer; the request raises what it does.
+        """
         self._store: Any = store  # the type stubs lack several methods, and have str where bytes are accepted
         self._base = base_store(store)
-        self._comm, self._size = comm, size
+        self._comm, self._size, self._check = comm, size, check
         self._requests = requests_of(self._base)
         self._limit, self._deadline = limit, time.monotonic() + limit
         self._grace = 2.0 + size / 2000
@@ -48,9 +54,11 @@ class StoreClient:
                 return method(*arguments)
             left = self._deadline - time.monotonic()
             seconds = max(left, 0.0 if self._requests.silent else self._grace)
-            return self._requests.ask(self._base, seconds, lambda: method(*arguments))
+            return self._requests.ask(self._base, seconds, lambda: method(*arguments), self._check)
         except NoAnswerError:
             raise self._silent() from None
+        except CommError:
+            raise  # of `check`
         except Exception as error:
             raise self._lost(error) from error
 

@@ -29,6 +29,8 @@ from .process_sockets import internet_sockets, plain_address
 
 T = TypeVar("T")
 
+_SILENT = 2.0  # seconds without an answer after which a store may be gone
+_LOOK = 0.2  # seconds between two looks at who is gone
 _LAST = 2.0  # seconds for the end of requests when the process ends
 _RESOLVED = 1.0  # seconds for the addresses of a store's host when the process ends
 _pool = DaemonPool("unicomm-store")
@@ -85,8 +87,14 @@ class StoreRequests:
         current = self._current
         return current is not None and current.abandoned
 
-    def ask(self, base: Any, seconds: float, job: Callable[[], T]) -> T:
-        """Returns or raises what `job` does; raises `NoAnswerError` after `seconds`."""
+    def ask(
+        self, base: Any, seconds: float, job: Callable[[], T], check: Callable[[], None] | None = None
+    ) -> T:
+        """Returns or raises what `job` does; raises `NoAnswerError` after `seconds`.
+
+        `check` is called several times a second once the store seems to be gone; what it raises ends the
+        wait.
+        """
         if _ending:
             raise NoAnswerError("this process ends")
         request = _Request(job, base)
@@ -100,7 +108,7 @@ class StoreRequests:
             except (OSError, RuntimeError):  # no memory for a thread; others have to hear of it by the store
                 self._serve()
         try:
-            done = request.answered.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+            done = self._await(request, max(0.0, min(seconds, threading.TIMEOUT_MAX)), check)
         except BaseException:  # such as Ctrl-C
             self._leave(request)
             raise
@@ -113,6 +121,20 @@ class StoreRequests:
                 del request  # this frame is in the traceback
         result: T = request.result
         return result
+
+    def _await(self, request: _Request, seconds: float, check: Callable[[], None] | None) -> bool:
+        """Waits for the answer; returns whether it has come within `seconds`."""
+        if check is None:
+            return request.answered.acquire(timeout=seconds)
+        # A rank that `check` finds to be gone may just have left after a success, of which the answer tells.
+        patience = _LOOK if self.silent else _SILENT
+        end = time.monotonic() + seconds
+        while not request.answered.acquire(timeout=min(patience, max(0.0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                return False
+            check()
+            patience = _LOOK
+        return True
 
     def _leave(self, request: _Request) -> bool:
         """Leaves a request behind, unless it has just been answered. Returns whether it has."""

@@ -49,9 +49,7 @@ from typing import Any
 from unicomm.c10d.compat import Store, base_store
 from unicomm.comms.errors import (
     AbortedError,
-    BackendError,
     CommError,
-    CommTimeoutError,
     InvalidArgumentError,
     NotReadyError,
 )
@@ -185,7 +183,7 @@ class Rendezvous:
         self._answers: list[str] = []  # keys by which this member has said in this step that it is here
         self._process = Process.this(size > 1 and serves(base_store(store)))
         if store is not None and size > 1:
-            self._client = StoreClient(store, name, size, limit)
+            self._client = StoreClient(store, name, size, limit, check_peers)
 
     def remaining(self) -> float:
         """Seconds that are left of the timeout; 0 when it has passed."""
@@ -250,7 +248,7 @@ class Rendezvous:
         self._failure = AbortedError(f"this member left: {reason}", comm=self.name, rank=self.rank)
         if self.size == 1:
             return
-        with contextlib.suppress(BackendError, CommTimeoutError):
+        with contextlib.suppress(CommError):
             failure = left_because(cause, self.labels[self.rank])
             failure = failure or {"kind": "left", "culprits": [[self.rank, self.rank]], "reason": reason}
             # If this step has succeeded meanwhile, the others go on to the next step and must not wait there.
@@ -266,7 +264,7 @@ class Rendezvous:
         done, self._closed = self._closed or self.size == 1, True
         if done:
             return
-        with contextlib.suppress(BackendError, CommTimeoutError):
+        with contextlib.suppress(CommError):
             # A failed meeting may still have readers: only the next success removes its keys.
             here = f"{self._base}/{self._generation}"
             if self.uid and self._client.add(f"{here}/closed") == self.size:
@@ -398,7 +396,7 @@ class Rendezvous:
         over, self._answers = [*self._first_post, mine, *self._answers], []
         self._first_post = [over.pop(0)] if self._step == 0 else []  # see "Cleaning"
         # The member that holds the store may have read the outcome, gone on, and ended the store.
-        with contextlib.suppress(BackendError, CommTimeoutError):
+        with contextlib.suppress(CommError):
             self._client.delete(over)
         return outcome[len(_SUCCESS) + DIGEST :]
 
@@ -446,7 +444,7 @@ class Rendezvous:
         """Fails this step because of an error of `check_peers`. Returns another outcome if there was one."""
         me = [[self.rank, self.rank]]
         failure = {"kind": "left", "culprits": me, "reason": describe(error), "peers": True}
-        with contextlib.suppress(BackendError, CommTimeoutError):  # the store may be gone with a peer
+        with contextlib.suppress(CommError):  # the store may be gone with a peer
             outcome = self._fail(self._step, failure)
             return b"" if outcome == _FAILURE + encode(failure) else outcome
         return b""
@@ -492,7 +490,7 @@ class Rendezvous:
         if self._client.put_first(self._key("result"), outcome) != outcome:
             return
         if self._step > 0:
-            with contextlib.suppress(BackendError, CommTimeoutError):  # as in `_play`
+            with contextlib.suppress(CommError):  # as in `_play`
                 self._erase(self._generation, self._step - 1)
             return
         self._advance(self._generation)

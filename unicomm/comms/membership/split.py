@@ -66,7 +66,8 @@ class Split:
             meeting=self.meeting,
         )
         size, limit = len(self.ranks), options.timeout
-        with engine.located("split"), using(store if size > 1 else None, asked.name, size, limit):
+        needed = store if size > 1 else None
+        with engine.located("split"), using(needed, asked.name, size, limit, self._check_peers):
             try:
                 return create(asked)
             except (BackendError, CommTimeoutError) as error:

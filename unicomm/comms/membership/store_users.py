@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from unicomm.c10d.compat import HashStore, Store, base_store
-from unicomm.comms.errors import BackendError, CommTimeoutError
+from unicomm.comms.errors import CommError
 from unicomm.comms.failures.store_client import StoreClient
 
 from .remote_store import RemoteStore
@@ -23,19 +23,24 @@ _LOOK = 0.002  # seconds between two looks
 
 
 @contextlib.contextmanager
-def using(store: Store | None, name: str, size: int, timeout: float) -> Iterator[None]:
-    """The rank that holds the store keeps it for the ranks within the block. For other stores nothing."""
+def using(
+    store: Store | None, name: str, size: int, timeout: float, check: Callable[[], None]
+) -> Iterator[None]:
+    """The rank that holds the store keeps it for the ranks within the block. For other stores nothing.
+
+    `check`: as for `StoreClient`.
+    """
     base = base_store(store)
     if not isinstance(base, (HashStore, RemoteStore)):
         yield
         return
-    client = StoreClient(base, name, size, timeout)
-    with contextlib.suppress(BackendError, CommTimeoutError):  # the block meets the same error
+    client = StoreClient(base, name, size, timeout, check)
+    with contextlib.suppress(CommError):  # the block meets the same error
         client.add(_USERS)
     try:
         yield
     finally:
-        with contextlib.suppress(BackendError, CommTimeoutError):
+        with contextlib.suppress(CommError):
             client.add(_USERS, -1)
 
 
