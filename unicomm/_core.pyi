@@ -376,7 +376,7 @@ class FastPath(FastCalls):
     def backend(self) -> FastOperations: ...
     @property
     def failed(self) -> object:
-        """The tensors of the message that failed, or None."""
+        """The tensors of the operation that failed, or None."""
 
     def next_seq(self) -> int: ...
     @property
@@ -833,6 +833,11 @@ class HostsFast(SupervisedOperations):
 
     def fits(self, op: int, dtype: int, red: int, bytes: int) -> bool:
         """Whether `run` takes a collective with so many bytes of input."""
+
+    def agree(self, signature: int, timeout: float) -> tuple | None:
+        """
+        The first step of an operation of the general path. Returns None, or a fault.
+        """
 
     def close(self) -> None:
         """Lets go of the host's memory; it takes no operation any more."""

@@ -3,6 +3,8 @@
 
 #include <nanobind/stl/vector.h>
 
+#include "base/bind_fault.hpp"
+#include "base/clock.hpp"
 #include "hosts/fast.hpp"
 
 namespace unicomm {
@@ -39,6 +41,19 @@ void bind_hosts(nb::module_& m) {
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("bytes"),
             "Whether `run` takes a collective with so many bytes of input.")
+        .def(
+            "agree",
+            [](Fast& f, uint64_t signature, double timeout) {
+                Fault fault;
+                {
+                    GilReleased released;
+                    fault = f.agree(signature, deadline_after(timeout));
+                }
+                return fault_tuple(fault);
+            },
+            nb::arg("signature"), nb::arg("timeout"),
+            nb::sig("def agree(self, signature: int, timeout: float) -> tuple | None"),
+            "The first step of an operation of the general path. Returns None, or a fault.")
         .def("close", &Fast::close, "Lets go of the host's memory; it takes no operation any more.")
         .def_prop_ro("failed_in", &Fast::failed_in, "Where the last operation failed.");
 }

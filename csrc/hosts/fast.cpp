@@ -15,6 +15,10 @@ namespace {
 using shm::Buffer;
 using shm::Op;
 
+// Bytes of a host's ranks for those of another one that their leaders exchange. Straight from rank to rank
+// there are fewer copies, but more messages.
+constexpr size_t kMostAllToAll = 1 << 14;
+
 ucx::Fast* operations_of(const nb::object& object) {
     return object.is_none() ? nullptr : &nb::cast<ucx::Fast&>(object);
 }
@@ -110,10 +114,15 @@ bool Fast::fits(OpCode code, DType dtype, Red red, size_t bytes) const {
         case OpCode::kAllGatherSingle:
             return largest_ * bytes <= most_;
         case OpCode::kAllToAllSingle:
-            return largest_ * largest_ * (bytes / ranks) <= most_for_each_;
+            return goes_by_leaders(bytes) || far_.fits(code, bytes);
         default:
             return false;
     }
+}
+
+// Whether the leaders exchange the data of an all-to-all.
+bool Fast::goes_by_leaders(size_t bytes) const {
+    return largest_ * largest_ * (bytes / host_of_.size()) <= kMostAllToAll;
 }
 
 bool Fast::begins(const Op& op, const Tensor& in) {
@@ -139,8 +148,36 @@ Fault Fast::collective(const Op& op, const Tensor& in, const Tensor& out) {
 }
 
 Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
+    const bool straight = op.code == uint32_t(OpCode::kAllToAllSingle) && !goes_by_leaders(size_t(in.bytes));
     const uint64_t signed_as =
         signature(op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra);
+    Fault fault = first_step(straight ? part_of(OpCode::kBarrier, op.deadline_ns) : op, in, signed_as);
+    if (fault.code == FaultCode::kMismatch) {
+        // All ranks are in step, and learn from each other what they called.
+        ask("explain", op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra);
+    } else if (!fault && straight) {
+        {
+            nb::gil_scoped_acquire gil;
+            far_.begin_part(OpCode::kAllToAllSingle);
+        }
+        return in_part(Part::kFar, far_.collective(op, in, out));
+    } else if (!fault) {
+        deliver(op, in, out);
+    }
+    return fault;
+}
+
+Fault Fast::agree(uint64_t signed_as, uint64_t deadline_ns) {
+    std::lock_guard lock(running());
+    if (leaders_) {
+        nb::gil_scoped_acquire gil;
+        leaders_->begin_part();
+    }
+    return first_step(part_of(OpCode::kBarrier, deadline_ns), {}, signed_as);
+}
+
+// All ranks compare what they call, and exchange what `op` moves.
+Fault Fast::first_step(const Op& op, const Tensor& in, uint64_t signed_as) {
     Given given;
     failed_in_ = Part::kNone;
     bool alike = true, good = false;
@@ -170,13 +207,7 @@ Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
         if (fault) return in_part(Part::kLate, std::move(fault));
         good = answer_[0] != 0;
     }
-    if (!good) {
-        // All ranks are in step, and learn from each other what they called.
-        ask("explain", op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra);
-        return {FaultCode::kMismatch, {}, {}, {}};
-    }
-    deliver(op, in, out);
-    return {};
+    return good ? Fault{} : Fault{FaultCode::kMismatch, {}, {}, {}};
 }
 
 // The ranks of the host compare what they call, and the leader gets its host's data.

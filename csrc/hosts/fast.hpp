@@ -36,6 +36,9 @@ class Fast : public ucx::SupervisedOperations {
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) override;
+    // The first step of an operation of the general path, whose data it does not move: `kMismatch` if the
+    // ranks call different things. Called without the GIL.
+    Fault agree(uint64_t signature, uint64_t deadline_ns);
     // Lets go of the host's memory: no operation runs here any more. Called with the GIL while none runs.
     void close();
     Part failed_in() const { return failed_in_; }
@@ -51,7 +54,9 @@ class Fast : public ucx::SupervisedOperations {
     const std::vector<int>& members() const { return hosts_[size_t(host_)]; }
     bool is_leader() const { return leaders_ != nullptr; }
     Fault run_alone(const shm::Op& op, const Tensor& in, const Tensor& out) override;
+    bool goes_by_leaders(size_t bytes) const;
     Fault stepped(const shm::Op& op, const Tensor& in, const Tensor& out);
+    Fault first_step(const shm::Op& op, const Tensor& in, uint64_t signature);
     Fault gather_near(const shm::Op& op, const Tensor& in, uint64_t signature, Given& given);
     void cut(OpCode code, size_t bytes, Given& given);
     bool combine(const shm::Op& op, const Given& given);

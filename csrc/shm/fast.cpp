@@ -88,7 +88,7 @@ class FastPath : public FastCalls {
         if (!plain(async_op, hints, timeout_arg) || !read(output, true, out) || !read(input, false, in))
             return no();
         if (in.dtype != out.dtype || out.numel != in.numel * b_.world() || overlap(in, out)) return no();
-        return run(OpCode::kAllGatherSingle, Red::kNone, -1, in, out, in.numel);
+        return run(OpCode::kAllGatherSingle, Red::kNone, -1, in, out, in.numel, true, output, input);
     }
 
     nb::object reduce_scatter_single(nb::handle output, nb::handle input, nb::handle op, nb::handle async_op,
@@ -109,7 +109,7 @@ class FastPath : public FastCalls {
             return no();
         if (in.dtype != out.dtype || in.numel != out.numel || in.numel % b_.world() || overlap(in, out))
             return no();
-        return run(OpCode::kAllToAllSingle, Red::kNone, -1, in, out, in.numel);
+        return run(OpCode::kAllToAllSingle, Red::kNone, -1, in, out, in.numel, true, output, input);
     }
 
     nb::object send(nb::handle tensor, nb::handle dst, nb::handle async_op, nb::handle hints,
@@ -251,8 +251,9 @@ class FastPath : public FastCalls {
         return r != Red::kPremulSum && fold_defined(dtype, r);
     }
 
+    // `output`, `input`: given if a failed operation may still touch them.
     nb::object run(OpCode code, Red red, int root, const Tensor& in, const Tensor& out, int64_t count,
-                   bool as_work = true) {
+                   bool as_work = true, nb::handle output = nb::none(), nb::handle input = nb::none()) {
         // Locked before the sequence number is taken, while the GIL is held: numbers must follow the order of
         // the operations. If another thread's operation runs, the general path queues this one.
         std::unique_lock running(b_.running(), std::try_to_lock);
@@ -282,7 +283,8 @@ class FastPath : public FastCalls {
         } else {
             fault = without_gil(op, n.seq, in, out);
         }
-        return finished(record, n, fault, as_work);
+        if (!fault || fault.code == FaultCode::kMismatch) return finished(record, n, fault, as_work);
+        return finished(record, n, fault, as_work, nb::make_tuple(output, input));
     }
 
     // Not inlined: a group of one rank, which keeps the GIL, would pay for it.
@@ -365,7 +367,7 @@ void bind_fast(nb::module_& m) {
                      "float) -> None"))
         .def_prop_ro("backend", &FastPath::backend, nb::sig("def backend(self) -> FastOperations"))
         .def_prop_ro("failed", &FastPath::failed, nb::sig("def failed(self) -> object"),
-                     "The tensors of the message that failed, or None.")
+                     "The tensors of the operation that failed, or None.")
         .def("next_seq", &FastPath::next_seq)
         .def_prop_ro("seq", &FastPath::seq)
         .def("all_reduce", &FastPath::all_reduce, any("tensor"), any("op"), any("async_op"), any("hints"),

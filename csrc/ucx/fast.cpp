@@ -79,14 +79,21 @@ bool Fast::fits(OpCode code, size_t bytes) const {
             return true;
         case OpCode::kAllReduce:
         case OpCode::kBroadcast:
-        case OpCode::kAllGatherSingle:
             return bytes <= Slots::most(size);
         case OpCode::kReduceScatterSingle:
-        case OpCode::kAllToAllSingle:
             return bytes / size_t(size) <= Slots::most_for_each(size);
+        case OpCode::kAllGatherSingle:
+        case OpCode::kAllToAllSingle:
+            return true;
         default:
             return false;
     }
+}
+
+// Whether the data of an operation travel in the slots.
+bool Fast::in_slots(OpCode code, size_t bytes) const {
+    if (code == OpCode::kAllGatherSingle) return bytes <= Slots::most(world());
+    return code != OpCode::kAllToAllSingle || bytes / size_t(world()) <= Slots::most_for_each(world());
 }
 
 // A collective begins. Called with the GIL.
@@ -194,9 +201,11 @@ Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
         const auto code = static_cast<OpCode>(op.code);
         const Head head{counts_.entered, op.code,  uint32_t(op.dtype), uint32_t(op.red),
                         op.root,         op.count, op.extra,           {}};
-        const bool gives = code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
+        const bool few = in_slots(code, size_t(in.bytes));
+        const bool gives =
+            few && code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
         std::vector<Piece> pieces{{static_cast<const char*>(in.data), gives ? size_t(in.bytes) : 0}};
-        if (cut_for_ranks(code)) {
+        if (few && cut_for_ranks(code)) {
             const size_t part = size_t(in.bytes) / size_t(world());
             const char* const from = pieces[0].data;
             pieces.clear();
@@ -204,9 +213,40 @@ Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
         }
         if (Fault fault = swap(running, &head, {}, pieces)) return fault;
         if (!slots_->alike()) return {FaultCode::kMismatch, {}, {}, {}};
+        if (!few) return trade(running, in, out);
         take(op, in, out);
         return {};
     });
+}
+
+// Every rank sends its part for each other one, or all it has, from tensor to tensor.
+Fault Fast::trade(Running& running, const Tensor& in, const Tensor& out) {
+    const size_t part = size_t(out.bytes) / size_t(world());
+    const size_t stride = size_t(in.bytes) == part ? 0 : part;
+    const char* const from = static_cast<const char*>(in.data);
+    char* const to = static_cast<char*>(out.data);
+    std::vector<Request*> requests;
+    // Receives first: what arrives then has its place.
+    for (int step = 1; step < world(); ++step) {
+        const int peer = (rank() + world() - step) % world();
+        requests.push_back(worker_->receive(peer, to + size_t(peer) * part, part, Kind::kShare));
+    }
+    for (int step = 1; step < world(); ++step) {
+        const int peer = (rank() + step) % world();
+        requests.push_back(worker_->send(peer, from + size_t(peer) * stride, part, Kind::kShare));
+    }
+    std::memcpy(to + size_t(rank()) * part, from + size_t(rank()) * stride, part);
+    return fault_of(waited(running, [&](uint64_t limit) {
+        return worker_->wait(
+            [&] {
+                while (!requests.empty() && requests.back()->done) {
+                    worker_->release(requests.back());
+                    requests.pop_back();
+                }
+                return requests.empty() && worker_->flushed();
+            },
+            limit);
+    }));
 }
 
 Fault Fast::swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns) {

@@ -1,4 +1,5 @@
-// Small operations over a worker, for the fast path: collectives whose data fit into slots, and messages.
+// Operations over a worker, for the fast path: collectives whose data fit into slots, all-gathers,
+// all-to-alls, and messages.
 //
 // An operation that takes longer than a moment tells Python code, its `supervisor`, which knows deadlines,
 // asks other ranks and finds causes. What ends in the moment is told nobody.
@@ -33,9 +34,10 @@ class Fast : public SupervisedOperations {
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) override;
 
-    // For operations of which one of this worker is a part, which counts as a barrier. Each rank gets `first`
-    // and its piece of every other one; one piece is for all. Called without the GIL, after `begin_part`.
-    void begin_part() { enter(uint32_t(OpCode::kBarrier)); }
+    // For operations of which one of this worker is a part: `swap_slots`, which counts as a barrier, or
+    // `collective` follows. Called with the GIL.
+    void begin_part(OpCode code = OpCode::kBarrier) { enter(uint32_t(code)); }
+    // Each rank gets `first` and its piece of every other one; one piece is for all. Called without the GIL.
     Fault swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns);
     const char* slot_data(int rank) const { return slots_->data(rank); }
     size_t slot_bytes(int rank) const { return slots_->bytes(rank); }
@@ -65,6 +67,8 @@ class Fast : public SupervisedOperations {
     template <class Operation>
     Fault guarded(uint64_t deadline_ns, Operation operation);
     Fault swap(Running& running, const void* head, Piece first, const std::vector<Piece>& pieces);
+    bool in_slots(OpCode code, size_t bytes) const;
+    Fault trade(Running& running, const Tensor& in, const Tensor& out);
     void take(const shm::Op& op, const Tensor& in, const Tensor& out);
     const char* slot_of(int rank, size_t bytes) const;
     std::shared_ptr<Worker> worker_;

@@ -27,17 +27,19 @@ def told(comm, act):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("count", [8, 100_000])
+@pytest.mark.parametrize("count", [8, 4096, 100_000])
 def test_mismatch_is_told_before_anything_is_written(layout, count):
     def program(comm):
         me, x = comm.get_rank(), torch.full((count,), 2.0)
         odd = x if me != 2 else torch.full((count + 1,), 2.0)
-        whole = torch.full((4 * count,), 7.0)
+        whole, parts = torch.full((4 * count,), 7.0), torch.full((4 * count,), 2.0)
+        few = 4 if me == 1 else 4 * count  # which travel by other ways
         said = [
             told(comm, lambda: comm.all_reduce(odd, SUM, False)),
             told(comm, lambda: comm.barrier(False) if me == 1 else comm.all_gather_single(whole, x, False)),
             told(comm, lambda: comm.broadcast(x, 1 if me == 3 else 0, False)),
             told(comm, lambda: comm.reduce(x, 0, unicomm.ReduceOp.MAX if me == 0 else SUM, False)),
+            told(comm, lambda: comm.all_to_all_single(whole[:few], parts[:few], False)),
         ]
         assert torch.all(x == 2)
         assert torch.all(odd == 2)
@@ -48,11 +50,12 @@ def test_mismatch_is_told_before_anything_is_written(layout, count):
 
     said = run_ranks(program, 4, backend="auto", hints={"hosts": layout})
     assert all(one == said[0] for one in said)
-    assert [one[:2] for one in said[0]] == [("MismatchError", (r,)) for r in (2, 1, 3, 0)]
+    assert [one[:2] for one in said[0]] == [("MismatchError", (r,)) for r in (2, 1, 3, 0, 1)]
     assert f"rank 2: all_reduce(float32[{count + 1}], SUM)" in said[0][0][2]
     assert "rank 1: barrier()" in said[0][1][2]
     assert "rank 3: broadcast" in said[0][2][2]
     assert "rank 0: reduce" in said[0][3][2]
+    assert "rank 1: all_to_all_single(float32[4])" in said[0][4][2]
 
 
 @pytest.mark.parametrize("layout", ["a,a,b,b", "a,b,b"])

@@ -146,6 +146,12 @@ class HostsBackend(
 
     # --- what the collectives run on: `Links` -------------------------------------------------------------
 
+    def agree(self, call: Call) -> bool:
+        if self._supervisor is None:
+            return False
+        self._supervisor.agree(call)
+        return True
+
     def local(self, call: Call, seconds: float, late: bool = False) -> None:
         call.timeout = seconds + (_FOR_OTHERS if late else 0.0)
         try:
@@ -189,13 +195,18 @@ class HostsBackend(
         return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in slots]
 
     def straight(self, call: Call) -> None:
+        # UCX moves the data within a host as well: one step, where `_straight_group` takes a thread more. But
+        # the ranks of a host get data with a wire format as they are.
+        whole = isinstance(self._far, UcxBackend) and call.wire is None
         # Signatures do not say whether the sizes of all pairs fit: far compares them.
-        if call.operation.splits or call.name == "all_to_all":
+        if whole or call.operation.splits or call.name == "all_to_all":
+            group = self._far_group if whole else None
             try:
-                self._far.collective(call, lambda: None)
+                self._far.collective(call, lambda: None if group is None else completion.run(group, call))
             except CommError as error:
                 raise self.far_failed(error, self.layout.elsewhere) from error
-        completion.run(self._straight_group, call)
+        if not whole:
+            completion.run(self._straight_group, call)
 
     # --- messages ----------------------------------------------------------------------------------------
 

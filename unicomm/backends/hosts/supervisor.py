@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any, NoReturn, Protocol
 
 from unicomm import _core
+from unicomm._core import FaultCode
 from unicomm.backends.ucx.backend import UcxBackend
 from unicomm.backends.ucx.native_call import has_native_form, input_bytes, run_native
 from unicomm.comms.errors import CommError
@@ -78,9 +79,19 @@ class Supervisor:
 
     def run(self, call: Call) -> None:
         """Runs a collective of the general path."""
+        self._far.keep(call)
         fault = run_native(self.native, call)
         if fault is not None:
             self.raise_fault(fault, call.timeout)
+
+    def agree(self, call: Call) -> None:
+        """The first step of a collective whose data it does not move."""
+        fault = self.native.agree(_core.hosts_signature(*call.signature), call.remaining())
+        if fault is None:
+            return
+        if FaultCode(fault[0]) is FaultCode.MISMATCH:
+            raise explain(self._backend, call.signature, call.remaining())
+        self.raise_fault(fault, call.timeout)
 
     def explain(self, *signature: int) -> bool:
         """The ranks have called different things. Collective: they tell each other what."""
@@ -111,4 +122,5 @@ class Supervisor:
         except CommError as error:
             if part is _PART.LEADERS:
                 raise backend.leaders_failed(error) from error
-            raise backend.far_failed(error, {m.peer for m in failed.supervisor.awaited()}) from error
+            peers = {m.peer for m in failed.supervisor.awaited()} or backend.layout.elsewhere
+            raise backend.far_failed(error, peers) from error

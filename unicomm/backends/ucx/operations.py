@@ -89,7 +89,7 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
         return fast
 
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
-        if self.supervisor.fast is not None:
+        if self.supervisor.fast is not None and self.supervisor.fast.failed is not None:
             self._memory = self.supervisor.fast.failed
         if FaultCode(fault[0]) is FaultCode.MISMATCH and self.channel.fault is None:
             assert self._slots is not None
@@ -143,13 +143,15 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
         native = self.supervisor.native
         if self._runs_natively(call):
             self.check_fault()
+            self.keep(call)
             fault = run_native(native, call)
             if fault is not None:
                 self.raise_fault(fault, call.timeout)
+            self._memory = ()
             return
         native.wait_idle()
         with self._in_collective(call) as number:
-            self._memory = [*call.inputs, *call.outputs]
+            self.keep(call)
             slots = self._slots
             if slots is None:
                 run()
@@ -161,6 +163,10 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
                 slots.check_with(call, number, given)
                 self._check_given_up(number)
                 self._take(call)
+
+    def keep(self, call: Call) -> None:
+        """Keeps the tensors of the operation that runs: UCX may touch them after it has failed."""
+        self._memory = [*call.inputs, *call.outputs]
 
     def _runs_natively(self, call: Call) -> bool:
         """Whether the native core runs the whole call: the same on all ranks that call the same."""

@@ -1,0 +1,36 @@
+"""All-gathers and all-to-alls whose data do not fit into slots: messages from tensor to tensor."""
+
+import pytest
+import torch
+
+from unicomm.backends.ucx.library import why_not
+from unicomm.testing import run_ranks
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+RANKS = 3
+#: Elements of a part: the most that travels in a slot (128 KiB), one more, and far more.
+COUNTS = [1 << 15, (1 << 15) + 1, 1 << 19]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("hints", [{}, {"hosts": "a,b,b"}])
+def test_every_part_arrives(async_op, hints):
+    backend = "auto" if hints else "ucx"
+
+    def program(comm):
+        me = comm.get_rank()
+        for count in COUNTS:
+            parts = torch.arange(RANKS * count, dtype=torch.float32) + me * 0.5
+            got, everyone = torch.zeros(RANKS * count), torch.zeros(RANKS * count)
+            works = [
+                comm.all_to_all_single(got, parts, async_op),
+                comm.all_gather_single(everyone, parts[:count], async_op),
+            ]
+            for work in works:
+                work.wait()
+            for r, (part, whole) in enumerate(zip(got.chunk(RANKS), everyone.chunk(RANKS), strict=True)):
+                first = torch.arange(count, dtype=torch.float32) + r * 0.5
+                assert torch.equal(part, first + me * count)
+                assert torch.equal(whole, first)
+
+    run_ranks(program, RANKS, backend=backend, hints=hints)
