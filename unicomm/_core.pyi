@@ -834,7 +834,7 @@ class HostsFast(SupervisedOperations):
     def fits(self, op: int, dtype: int, red: int, bytes: int) -> bool:
         """Whether `run` takes a collective with so many bytes of input."""
 
-    def agree(self, signature: int, timeout: float) -> tuple | None:
+    def agree(self, signature: int, timeout: float) -> object:
         """
         The first step of an operation of the general path. Returns None, or a fault.
         """

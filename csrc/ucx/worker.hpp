@@ -97,6 +97,7 @@ class Worker {
     void forget();
 
   private:
+    void make_context(const Settings& settings);
     Request* begin(int peer, bool send);
     Request* begun(Request* request, StatusPointer got, const ReceiveInfo* info);
     static void sent(void* native, Status status, void* request);

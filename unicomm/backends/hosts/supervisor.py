@@ -86,7 +86,7 @@ class Supervisor:
 
     def agree(self, call: Call) -> None:
         """The first step of a collective whose data it does not move."""
-        fault = self.native.agree(_core.hosts_signature(*call.signature), call.remaining())
+        fault: Any = self.native.agree(_core.hosts_signature(*call.signature), call.remaining())
         if fault is None:
             return
         if FaultCode(fault[0]) is FaultCode.MISMATCH:
