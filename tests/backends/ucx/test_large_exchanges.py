@@ -1,5 +1,8 @@
 """All-gathers and all-to-alls whose data do not fit into slots: messages from tensor to tensor."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -34,3 +37,16 @@ def test_every_part_arrives(async_op, hints):
                 assert torch.equal(whole, first)
 
     run_ranks(program, RANKS, backend=backend, hints=hints)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("hints", [{}, {"hosts": "a,b,b"}])
+def test_tensors_are_let_go(async_op, hints):
+    def program(comm):
+        got, parts = torch.zeros(RANKS * COUNTS[-1]), torch.zeros(RANKS * COUNTS[-1])
+        comm.all_to_all_single(got, parts, async_op).wait()
+        return weakref.ref(got), weakref.ref(parts), comm
+
+    told = run_ranks(program, RANKS, backend="auto" if hints else "ucx", hints=hints)
+    gc.collect()
+    assert [(got(), parts()) for got, parts, _ in told] == [(None, None)] * RANKS

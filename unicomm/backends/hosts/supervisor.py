@@ -79,10 +79,11 @@ class Supervisor:
 
     def run(self, call: Call) -> None:
         """Runs a collective of the general path."""
-        self._far.keep(call)
+        self._far.keep(*call.inputs, *call.outputs)
         fault = run_native(self.native, call)
         if fault is not None:
             self.raise_fault(fault, call.timeout)
+        self._far.keep()
 
     def agree(self, call: Call) -> None:
         """The first step of a collective whose data it does not move."""

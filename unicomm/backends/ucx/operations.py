@@ -143,15 +143,15 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
         native = self.supervisor.native
         if self._runs_natively(call):
             self.check_fault()
-            self.keep(call)
+            self.keep(*call.inputs, *call.outputs)
             fault = run_native(native, call)
             if fault is not None:
                 self.raise_fault(fault, call.timeout)
-            self._memory = ()
+            self.keep()
             return
         native.wait_idle()
         with self._in_collective(call) as number:
-            self.keep(call)
+            self.keep(*call.inputs, *call.outputs)
             slots = self._slots
             if slots is None:
                 run()
@@ -163,10 +163,11 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
                 slots.check_with(call, number, given)
                 self._check_given_up(number)
                 self._take(call)
+        self.keep()
 
-    def keep(self, call: Call) -> None:
-        """Keeps the tensors of the operation that runs: UCX may touch them after it has failed."""
-        self._memory = [*call.inputs, *call.outputs]
+    def keep(self, *tensors: torch.Tensor) -> None:
+        """Keeps tensors of the operation that runs: UCX may touch them after it has failed."""
+        self._memory = tensors
 
     def _runs_natively(self, call: Call) -> bool:
         """Whether the native core runs the whole call: the same on all ranks that call the same."""
