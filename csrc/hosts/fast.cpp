@@ -132,11 +132,15 @@ bool Fast::begins(const Op& op, const Tensor& in) {
     return true;
 }
 
+// Called without the GIL.
+void Fast::begin_leaders() {
+    if (leaders_ == nullptr) return;
+    nb::gil_scoped_acquire gil;
+    leaders_->begin_part();
+}
+
 Fault Fast::run_alone(const Op& op, const Tensor& in, const Tensor& out) {
-    if (leaders_) {
-        nb::gil_scoped_acquire gil;
-        leaders_->begin_part();
-    }
+    begin_leaders();
     return collective(op, in, out);
 }
 
@@ -169,10 +173,7 @@ Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
 
 Fault Fast::agree(uint64_t signed_as, uint64_t deadline_ns) {
     std::lock_guard lock(running());
-    if (leaders_) {
-        nb::gil_scoped_acquire gil;
-        leaders_->begin_part();
-    }
+    begin_leaders();
     return first_step(part_of(OpCode::kBarrier, deadline_ns), {}, signed_as);
 }
 

@@ -54,6 +54,7 @@ class Fast : public ucx::SupervisedOperations {
     const std::vector<int>& members() const { return hosts_[size_t(host_)]; }
     bool is_leader() const { return leaders_ != nullptr; }
     Fault run_alone(const shm::Op& op, const Tensor& in, const Tensor& out) override;
+    void begin_leaders();
     bool goes_by_leaders(size_t bytes) const;
     Fault stepped(const shm::Op& op, const Tensor& in, const Tensor& out);
     Fault first_step(const shm::Op& op, const Tensor& in, uint64_t signature);

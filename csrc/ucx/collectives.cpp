@@ -17,24 +17,6 @@ constexpr size_t kWindow = 4;  // chunks of each rank that are received ahead
 
 size_t count_of(size_t bytes, size_t chunk) { return (bytes + chunk - 1) / chunk; }
 
-// The requests of a collective.
-class Group {
-  public:
-    explicit Group(Worker& worker) : worker_(worker) {}
-    void add(Request* request) { requests_.push_back(request); }
-    bool over() {
-        while (!requests_.empty() && requests_.back()->done) {
-            worker_.release(requests_.back());
-            requests_.pop_back();
-        }
-        return requests_.empty();
-    }
-
-  private:
-    Worker& worker_;
-    std::vector<Request*> requests_;
-};
-
 // Waits for the requests, then until all that was sent has left.
 Ended finish(Worker& worker, Group& group) {
     Ended ended = worker.wait([&] { return group.over(); }, kForever);

@@ -69,6 +69,24 @@ class Slots {
     std::vector<Request*> receives_, sends_;  // under way
 };
 
+// The requests of a collective.
+class Group {
+  public:
+    explicit Group(Worker& worker) : worker_(worker) {}
+    void add(Request* request) { requests_.push_back(request); }
+    bool over() {
+        while (!requests_.empty() && requests_.back()->done) {
+            worker_.release(requests_.back());
+            requests_.pop_back();
+        }
+        return requests_.empty();
+    }
+
+  private:
+    Worker& worker_;
+    std::vector<Request*> requests_;
+};
+
 // Exchanges a message with every rank: UCX connects with the first one.
 Ended greet(Worker& worker, uint64_t deadline);
 

@@ -72,28 +72,26 @@ Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::
       counts_(nb::cast<Counts&>(counts_object_)) {}
 
 bool Fast::fits(OpCode code, size_t bytes) const {
-    const int size = worker_->size();
-    if (slots_ == nullptr || size == 1) return false;
+    if (slots_ == nullptr || world() == 1) return false;
+    return code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle || in_slots(code, bytes);
+}
+
+// Whether the data of a collective travel in the slots.
+bool Fast::in_slots(OpCode code, size_t bytes) const {
+    const int size = world();
     switch (code) {
         case OpCode::kBarrier:
             return true;
         case OpCode::kAllReduce:
         case OpCode::kBroadcast:
+        case OpCode::kAllGatherSingle:
             return bytes <= Slots::most(size);
         case OpCode::kReduceScatterSingle:
-            return bytes / size_t(size) <= Slots::most_for_each(size);
-        case OpCode::kAllGatherSingle:
         case OpCode::kAllToAllSingle:
-            return true;
+            return bytes / size_t(size) <= Slots::most_for_each(size);
         default:
             return false;
     }
-}
-
-// Whether the data of an operation travel in the slots.
-bool Fast::in_slots(OpCode code, size_t bytes) const {
-    if (code == OpCode::kAllGatherSingle) return bytes <= Slots::most(world());
-    return code != OpCode::kAllToAllSingle || bytes / size_t(world()) <= Slots::most_for_each(world());
 }
 
 // A collective begins. Called with the GIL.
@@ -225,27 +223,19 @@ Fault Fast::trade(Running& running, const Tensor& in, const Tensor& out) {
     const size_t stride = size_t(in.bytes) == part ? 0 : part;
     const char* const from = static_cast<const char*>(in.data);
     char* const to = static_cast<char*>(out.data);
-    std::vector<Request*> requests;
+    Group messages(*worker_);
     // Receives first: what arrives then has its place.
     for (int step = 1; step < world(); ++step) {
         const int peer = (rank() + world() - step) % world();
-        requests.push_back(worker_->receive(peer, to + size_t(peer) * part, part, Kind::kShare));
+        messages.add(worker_->receive(peer, to + size_t(peer) * part, part, Kind::kShare));
     }
     for (int step = 1; step < world(); ++step) {
         const int peer = (rank() + step) % world();
-        requests.push_back(worker_->send(peer, from + size_t(peer) * stride, part, Kind::kShare));
+        messages.add(worker_->send(peer, from + size_t(peer) * stride, part, Kind::kShare));
     }
     std::memcpy(to + size_t(rank()) * part, from + size_t(rank()) * stride, part);
     return fault_of(waited(running, [&](uint64_t limit) {
-        return worker_->wait(
-            [&] {
-                while (!requests.empty() && requests.back()->done) {
-                    worker_->release(requests.back());
-                    requests.pop_back();
-                }
-                return requests.empty() && worker_->flushed();
-            },
-            limit);
+        return worker_->wait([&] { return messages.over() && worker_->flushed(); }, limit);
     }));
 }
 

@@ -41,7 +41,7 @@ def pending_operations(comm: Communicator) -> dict[str, Callable[[], object]]:
         "recv from each other": lambda: comm.recv(x, other, False),
         "recv": lambda: comm.recv(x, 2, False),
         "send": lambda: comm.send(torch.ones(2_000_000), other, False),
-        # Not from each other: on a busy machine that deadlock would be told before rank 2 aborts.
+        # Ranks that wait for each other get a DeadlockError after half a second: too early on a busy machine.
         "batch": lambda: comm.batch_op_create().recv(x, 2).send(torch.ones(2_000_000), 2).issue(False),
     }
 

@@ -7,7 +7,7 @@ Messages between two ranks go through memory if they share it, else straight fro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -195,18 +195,21 @@ class HostsBackend(
         return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in slots]
 
     def straight(self, call: Call) -> None:
-        # UCX moves the data within a host as well: one step, where `_straight_group` takes a thread more. But
-        # the ranks of a host get data with a wire format as they are.
-        whole = isinstance(self._far, UcxBackend) and call.wire is None
-        # Signatures do not say whether the sizes of all pairs fit: far compares them.
-        if whole or call.operation.splits or call.name == "all_to_all":
-            group = self._far_group if whole else None
-            try:
-                self._far.collective(call, lambda: None if group is None else completion.run(group, call))
-            except CommError as error:
-                raise self.far_failed(error, self.layout.elsewhere) from error
-        if not whole:
-            completion.run(self._straight_group, call)
+        if isinstance(self._far, UcxBackend) and call.wire is None:
+            # UCX moves the data within a host as well: one step, where `_straight_group` takes a thread more.
+            # With a wire format the ranks of a host get data as they are.
+            self._far_collective(call, lambda: completion.run(self._far_group, call))
+            return
+        if call.operation.splits or call.name == "all_to_all":
+            # Signatures do not say whether the sizes of all pairs fit: far compares them.
+            self._far_collective(call, lambda: None)
+        completion.run(self._straight_group, call)
+
+    def _far_collective(self, call: Call, run: Callable[[], None]) -> None:
+        try:
+            self._far.collective(call, run)
+        except CommError as error:
+            raise self.far_failed(error, self.layout.elsewhere) from error
 
     # --- messages ----------------------------------------------------------------------------------------
 

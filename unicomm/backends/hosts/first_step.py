@@ -44,7 +44,7 @@ class Links(Protocol):
     inline: int  #: bytes of a host's data that travel with the signatures, if all ranks need them all
 
     def agree(self, call: Call) -> bool:
-        """Runs a first step without data if there is a faster way than `first_step`. Returns whether."""
+        """Runs the first step of a collective in the native core, if it can. Returns whether it did."""
 
     def local(self, call: Call, seconds: float, late: bool = False) -> None:
         """Runs a collective of this host's ranks; `late`: some of them may wait for other hosts."""

@@ -119,7 +119,8 @@ def _close(made: Sequence[Sockets]) -> None:
 def _call(address: tuple[str, int], rendezvous: SetupRendezvous) -> socket.socket:
     """Connects to a rank. Raises `OSError`, or what `rendezvous.check` does meanwhile.
 
-    In short attempts: a host that has just been cut off does not refuse, nothing comes from it at all.
+    Each attempt is short: a host that has just been cut off sends no refusal, so one attempt would last as
+    long as the creation may.
     """
     while True:
         try:
