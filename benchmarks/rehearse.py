@@ -23,7 +23,7 @@ from rich.console import Console
 
 PROGRAMS = Path(__file__).parent.parent / "tests/rehearse/programs"
 _LOOK = 2.0  # seconds between two looks at the memory
-_NO_LIMIT = 1 << 40  # MB
+_NO_LIMIT, _TOKENS = 1 << 40, 2048  # MB, a batch
 
 
 def tree(pid: int) -> list[int]:
@@ -88,9 +88,8 @@ def main() -> None:
         console.print(row, soft_wrap=True)
     for large in options.large:
         width, blocks, ranks = map(int, large.split("x"))
-        row = measure(
-            large, "large_transformer.py", [width, blocks, 1, _NO_LIMIT], ranks, options.jobs, meta=True
-        )
+        arguments = [width, blocks, 1, _NO_LIMIT, _TOKENS]
+        row = measure(large, "large_transformer.py", arguments, ranks, options.jobs, meta=True)
         console.print(row, soft_wrap=True)
 
 

@@ -1,6 +1,7 @@
 """A transformer in FSDP2 and tensor parallel, written for GPUs. It ends when its memory exceeds a limit.
 
-Arguments: `width`, `blocks`, ranks that share a tensor, and the limit in MB for what the program adds.
+Arguments: `width`, `blocks`, ranks that share a tensor, the limit in MB for what the program adds,
+and the tokens of a batch.
 """
 
 import os
@@ -16,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-width, blocks, shared, limit = map(int, sys.argv[1:])
+width, blocks, shared, limit, tokens = map(int, sys.argv[1:])
 WORDS, HEAD = 32000, 128
 
 
@@ -45,10 +46,9 @@ class Block(nn.Module):
         check()
 
     def attend(self, x):
-        batch, tokens, _ = x.shape
-        q, k, v = (one(x).view(batch, tokens, -1, HEAD).transpose(1, 2) for one in self.qkv)
+        q, k, v = (one(x).view(*x.shape[:2], -1, HEAD).transpose(1, 2) for one in self.qkv)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
+        return self.out(y.transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def forward(self, x):
         x = x + self.attend(self.norm1(x))
@@ -87,7 +87,7 @@ for block in model.blocks:
 fully_shard(model, mesh=mesh["data"], mp_policy=policy)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
 for _ in range(2):
-    words = torch.randint(0, WORDS, (1, 2048), device="cuda")
+    words = torch.randint(0, WORDS, (1, tokens), device="cuda")
     loss = functional.cross_entropy(model(words).flatten(0, 1).float(), words.flatten())
     assert torch.isfinite(loss)
     loss.backward()
