@@ -22,8 +22,8 @@ class Slots {
     static constexpr size_t kHead = 64;
     // The bytes of a head that all ranks have in common; the rest of it is the rank's own.
     static constexpr size_t kCommon = 40;
-    // Bytes of a rank's data that travel with what it calls, if every rank needs them all. Between two ranks
-    // no way sends fewer bytes; among more, others send fewer, but take more steps.
+    // Bytes of a rank's data that fit into a slot, if every rank needs them all. Between two ranks no way
+    // sends fewer bytes; among more, others send fewer, but take more steps.
     static constexpr size_t most(int size) {
         return size == 2 ? 1 << 20 : size <= 4 ? 1 << 17 : size <= 8 ? 1 << 16 : 1 << 14;
     }
@@ -31,7 +31,9 @@ class Slots {
     static constexpr size_t most_for_each(int size) {
         return size == 2 ? 1 << 20 : size <= 4 ? 1 << 17 : 1 << 16;
     }
-    // The same two between `size` hosts whose leaders send for all their ranks.
+    // More are sent from where they are, after the slots: two copies cost more than a second step.
+    static constexpr size_t kMostCopied = 1 << 17;
+    // `most` and `most_for_each` between `size` hosts whose leaders send for all their ranks.
     static constexpr size_t most_of_host(int size) { return std::min(most(size), kMostOfHost); }
     static constexpr size_t most_of_host_for_each(int size) {
         return std::min(most_for_each(size), kMostOfHost);
@@ -52,6 +54,8 @@ class Slots {
     size_t room() const { return room_; }
     const char* head(int rank) const { return slot(rank); }
     const char* data(int rank) const { return slot(rank) + kHead; }
+    // Where a rank's data may be received after a gather whose slots had none.
+    char* room_of(int rank) { return slot(rank) + kHead; }
     size_t bytes(int rank) const { return lengths_[size_t(rank)] - kHead; }
 
   private:

@@ -32,6 +32,10 @@ bool cut_for_ranks(OpCode code) {
     return code == OpCode::kReduceScatterSingle || code == OpCode::kAllToAllSingle;
 }
 
+bool reduces(OpCode code) { return code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle; }
+
+bool overlap(const char* a, const char* b, size_t bytes) { return a < b + bytes && b < a + bytes; }
+
 }  // namespace
 
 // An operation that runs, until it ends: whether it is supervised.
@@ -73,25 +77,30 @@ Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::
 
 bool Fast::fits(OpCode code, size_t bytes) const {
     if (slots_ == nullptr || world() == 1) return false;
-    return code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle || in_slots(code, bytes);
-}
-
-// Whether the data of a collective travel in the slots.
-bool Fast::in_slots(OpCode code, size_t bytes) const {
-    const int size = world();
     switch (code) {
         case OpCode::kBarrier:
+        case OpCode::kAllGatherSingle:
+        case OpCode::kAllToAllSingle:
             return true;
         case OpCode::kAllReduce:
         case OpCode::kBroadcast:
-        case OpCode::kAllGatherSingle:
-            return bytes <= Slots::most(size);
+            return bytes <= Slots::most(world());
         case OpCode::kReduceScatterSingle:
-        case OpCode::kAllToAllSingle:
-            return bytes / size_t(size) <= Slots::most_for_each(size);
+            return part_of(code, bytes) <= Slots::most_for_each(world());
         default:
             return false;
     }
+}
+
+// Bytes that one rank has for one other.
+size_t Fast::part_of(OpCode code, size_t bytes) const {
+    return cut_for_ranks(code) ? bytes / size_t(world()) : bytes;
+}
+
+// Whether the data of a collective that runs here travel in the slots.
+bool Fast::in_slots(OpCode code, size_t bytes) const {
+    const size_t most = cut_for_ranks(code) ? Slots::most_for_each(world()) : Slots::most(world());
+    return part_of(code, bytes) <= std::min(most, Slots::kMostCopied);
 }
 
 // A collective begins. Called with the GIL.
@@ -204,39 +213,64 @@ Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
             few && code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
         std::vector<Piece> pieces{{static_cast<const char*>(in.data), gives ? size_t(in.bytes) : 0}};
         if (few && cut_for_ranks(code)) {
-            const size_t part = size_t(in.bytes) / size_t(world());
+            const size_t part = part_of(code, size_t(in.bytes));
             const char* const from = pieces[0].data;
             pieces.clear();
             for (int r = 0; r < world(); ++r) pieces.push_back({from + size_t(r) * part, part});
         }
         if (Fault fault = swap(running, &head, {}, pieces)) return fault;
         if (!slots_->alike()) return {FaultCode::kMismatch, {}, {}, {}};
-        if (!few) return trade(running, in, out);
+        if (!few) return trade(running, op, in, out);
         take(op, in, out);
         return {};
     });
 }
 
-// Every rank sends its part for each other one, or all it has, from tensor to tensor.
-Fault Fast::trade(Running& running, const Tensor& in, const Tensor& out) {
-    const size_t part = size_t(out.bytes) / size_t(world());
-    const size_t stride = size_t(in.bytes) == part ? 0 : part;
+// Every rank sends its part for each other one, or all it has, from its tensor: to the other's tensor, or to
+// the slots if the parts are to be folded.
+Fault Fast::trade(Running& running, const shm::Op& op, const Tensor& in, const Tensor& out) {
+    const auto code = static_cast<OpCode>(op.code);
+    const size_t part = part_of(code, size_t(in.bytes)), stride = cut_for_ranks(code) ? part : 0;
+    const bool to_all = code == OpCode::kBroadcast;
     const char* const from = static_cast<const char*>(in.data);
     char* const to = static_cast<char*>(out.data);
+    auto place = [&](int peer) {
+        return reduces(code) ? slots_->room_of(peer) : to_all ? to : to + size_t(peer) * part;
+    };
     Group messages(*worker_);
     // Receives first: what arrives then has its place.
     for (int step = 1; step < world(); ++step) {
         const int peer = (rank() + world() - step) % world();
-        messages.add(worker_->receive(peer, to + size_t(peer) * part, part, Kind::kShare));
+        if (to_all && peer != op.root) continue;
+        messages.add(worker_->receive(peer, place(peer), part, Kind::kShare));
     }
     for (int step = 1; step < world(); ++step) {
         const int peer = (rank() + step) % world();
+        if (to_all && rank() != op.root) continue;
         messages.add(worker_->send(peer, from + size_t(peer) * stride, part, Kind::kShare));
     }
-    std::memcpy(to + size_t(rank()) * part, from + size_t(rank()) * stride, part);
-    return fault_of(waited(running, [&](uint64_t limit) {
+    const char* own = from + size_t(rank()) * stride;
+    if (!reduces(code)) {
+        if (!to_all) std::memcpy(place(rank()), own, part);
+    } else if (own != to && overlap(own, to, part)) {
+        std::memcpy(place(rank()), own, part);  // the fold writes where it has to read
+        own = place(rank());
+    }
+    Fault fault = fault_of(waited(running, [&](uint64_t limit) {
         return worker_->wait([&] { return messages.over() && worker_->flushed(); }, limit);
     }));
+    if (fault || !reduces(code)) return fault;
+    std::vector<const void*> sources;
+    for (int r = 0; r < world(); ++r) sources.push_back(r == rank() ? own : place(r));
+    fold_parts(op, out, sources);
+    return {};
+}
+
+void Fast::fold_parts(const shm::Op& op, const Tensor& out, const std::vector<const void*>& sources) const {
+    if (!fold(op.dtype, op.red, static_cast<char*>(out.data), sources.data(), world(),
+              int64_t(out.bytes) / dtype_bytes(op.dtype), nullptr, world())) {
+        throw Failure("the reduction is not defined");  // checked before
+    }
 }
 
 Fault Fast::swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns) {
@@ -253,16 +287,11 @@ void Fast::take(const shm::Op& op, const Tensor& in, const Tensor& out) {
     const auto code = static_cast<OpCode>(op.code);
     const int size = world();
     char* const to = static_cast<char*>(out.data);
-    const size_t bytes = size_t(out.bytes);
-    // What every rank's slot has for this one.
-    const size_t part = cut_for_ranks(code) ? size_t(in.bytes) / size_t(size) : size_t(in.bytes);
-    if (code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle) {
-        std::vector<const void*> sources(size_t(size), nullptr);
-        for (int r = 0; r < size; ++r) sources[size_t(r)] = slot_of(r, part);
-        if (!fold(op.dtype, op.red, to, sources.data(), size, int64_t(bytes) / dtype_bytes(op.dtype), nullptr,
-                  size)) {
-            throw Failure("the reduction is not defined");  // checked before
-        }
+    const size_t part = part_of(code, size_t(in.bytes));  // what every rank's slot has for this one
+    if (reduces(code)) {
+        std::vector<const void*> sources;
+        for (int r = 0; r < size; ++r) sources.push_back(slot_of(r, part));
+        fold_parts(op, out, sources);
     } else if (code == OpCode::kBroadcast) {
         if (op.root != rank() && part != 0) std::memcpy(to, slot_of(op.root, part), part);
     } else if (code != OpCode::kBarrier && part != 0) {

@@ -1,5 +1,6 @@
 // Operations over a worker, for the fast path: collectives whose data fit into slots, all-gathers,
-// all-to-alls, and messages.
+// all-to-alls, and messages. Larger data go from tensor to tensor once the slots have shown that all call
+// the same.
 //
 // An operation that takes longer than a moment tells Python code, its `supervisor`, which knows deadlines,
 // asks other ranks and finds causes. What ends in the moment is told nobody.
@@ -67,8 +68,10 @@ class Fast : public SupervisedOperations {
     template <class Operation>
     Fault guarded(uint64_t deadline_ns, Operation operation);
     Fault swap(Running& running, const void* head, Piece first, const std::vector<Piece>& pieces);
+    size_t part_of(OpCode code, size_t bytes) const;
     bool in_slots(OpCode code, size_t bytes) const;
-    Fault trade(Running& running, const Tensor& in, const Tensor& out);
+    Fault trade(Running& running, const shm::Op& op, const Tensor& in, const Tensor& out);
+    void fold_parts(const shm::Op& op, const Tensor& out, const std::vector<const void*>& sources) const;
     void take(const shm::Op& op, const Tensor& in, const Tensor& out);
     const char* slot_of(int rank, size_t bytes) const;
     std::shared_ptr<Worker> worker_;
