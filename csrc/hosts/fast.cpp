@@ -160,15 +160,37 @@ Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
         // All ranks are in step, and learn from each other what they called.
         ask("explain", op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra);
     } else if (!fault && straight) {
-        {
-            nb::gil_scoped_acquire gil;
-            far_.begin_part(OpCode::kAllToAllSingle);
-        }
-        return in_part(Part::kFar, far_.collective(op, in, out));
+        return go_straight(op, in, out, signed_as);
     } else if (!fault) {
         deliver(op, in, out);
     }
     return fault;
+}
+
+// An all-to-all from rank to rank. Large parts for ranks of this host go through its memory.
+Fault Fast::go_straight(const Op& op, const Tensor& in, const Tensor& out, uint64_t signed_as) {
+    const size_t part = size_t(in.bytes) / host_of_.size();
+    const bool apart = largest_ > 1 && !far_.in_slots(OpCode::kAllToAllSingle, size_t(in.bytes));
+    if (apart && members().size() > 1) {
+        Op local = part_of(OpCode::kAllToAll, op.deadline_ns);
+        local.extra = signed_as;
+        std::vector<Buffer> ins, outs;
+        for (int r : members()) {
+            ins.push_back({static_cast<char*>(in.data) + size_t(r) * part, part});
+            outs.push_back({static_cast<char*>(out.data) + size_t(r) * part, part});
+        }
+        std::lock_guard lock(near_->running());
+        if (Fault fault = near_->all_to_all(local, ins, outs, false)) {
+            return in_part(Part::kNear, std::move(fault));
+        }
+    }
+    {
+        nb::gil_scoped_acquire gil;
+        far_.begin_part(OpCode::kAllToAllSingle);
+    }
+    if (!apart) return in_part(Part::kFar, far_.collective(op, in, out));
+    const std::vector<int> here = members().size() > 1 ? members() : std::vector<int>{};
+    return in_part(Part::kFar, far_.all_to_others(op, in, out, here));
 }
 
 Fault Fast::agree(uint64_t signed_as, uint64_t deadline_ns) {

@@ -57,6 +57,7 @@ class Fast : public ucx::SupervisedOperations {
     void begin_leaders();
     bool goes_by_leaders(size_t bytes) const;
     Fault stepped(const shm::Op& op, const Tensor& in, const Tensor& out);
+    Fault go_straight(const shm::Op& op, const Tensor& in, const Tensor& out, uint64_t signed_as);
     Fault first_step(const shm::Op& op, const Tensor& in, uint64_t signature);
     Fault gather_near(const shm::Op& op, const Tensor& in, uint64_t signature, Given& given);
     void cut(OpCode code, size_t bytes, Given& given);

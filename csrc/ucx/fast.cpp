@@ -34,8 +34,6 @@ bool cut_for_ranks(OpCode code) {
 
 bool reduces(OpCode code) { return code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle; }
 
-bool overlap(const char* a, const char* b, size_t bytes) { return a < b + bytes && b < a + bytes; }
-
 }  // namespace
 
 // An operation that runs, until it ends: whether it is supervised.
@@ -97,7 +95,6 @@ size_t Fast::part_of(OpCode code, size_t bytes) const {
     return cut_for_ranks(code) ? bytes / size_t(world()) : bytes;
 }
 
-// Whether the data of a collective that runs here travel in the slots.
 bool Fast::in_slots(OpCode code, size_t bytes) const {
     const size_t most = cut_for_ranks(code) ? Slots::most_for_each(world()) : Slots::most(world());
     return part_of(code, bytes) <= std::min(most, Slots::kMostCopied);
@@ -194,13 +191,14 @@ Fault Fast::swap(Running& running, const void* head, Piece first, const std::vec
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
         return worker_->wait([&] { return slots_->arrived() && worker_->flushed(); }, limit);
     }));
-    // A rank that was stopped, here or before, may find the slots of ranks that have given the operation up
-    // since. The number stays: nothing else begins meanwhile.
-    const bool looks = !fault && (running.took_long() || told() || worker_->stopped());
-    if (looks && ask("given_up", counts_.entered)) {
-        fault = failed("it was given up");
-    }
-    return fault;
+    return fault ? fault : given_up(running);
+}
+
+// A rank that was stopped, here or before, may find the slots of ranks that have given the operation up
+// since. The number stays: nothing else begins meanwhile.
+Fault Fast::given_up(const Running& running) {
+    const bool looks = running.took_long() || told() || worker_->stopped();
+    return looks && ask("given_up", counts_.entered) ? failed("it was given up") : Fault{};
 }
 
 Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
@@ -220,18 +218,28 @@ Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
         }
         if (Fault fault = swap(running, &head, {}, pieces)) return fault;
         if (!slots_->alike()) return {FaultCode::kMismatch, {}, {}, {}};
-        if (!few) return trade(running, op, in, out);
+        if (!few) return trade(running, op, in, out, {});
         take(op, in, out);
         return {};
     });
 }
 
+Fault Fast::all_to_others(const shm::Op& op, const Tensor& in, const Tensor& out,
+                          const std::vector<int>& apart) {
+    return guarded(op.deadline_ns, [&](Running& running) {
+        Fault fault = trade(running, op, in, out, apart);
+        return fault ? fault : given_up(running);
+    });
+}
+
 // Every rank sends its part for each other one, or all it has, from its tensor: to the other's tensor, or to
-// the slots if the parts are to be folded.
-Fault Fast::trade(Running& running, const shm::Op& op, const Tensor& in, const Tensor& out) {
+// the slots if the parts are to be folded. Parts of the ranks `apart` stay.
+Fault Fast::trade(Running& running, const shm::Op& op, const Tensor& in, const Tensor& out,
+                  const std::vector<int>& apart) {
     const auto code = static_cast<OpCode>(op.code);
     const size_t part = part_of(code, size_t(in.bytes)), stride = cut_for_ranks(code) ? part : 0;
     const bool to_all = code == OpCode::kBroadcast;
+    auto stays = [&](int r) { return std::find(apart.begin(), apart.end(), r) != apart.end(); };
     const char* const from = static_cast<const char*>(in.data);
     char* const to = static_cast<char*>(out.data);
     auto place = [&](int peer) {
@@ -241,21 +249,16 @@ Fault Fast::trade(Running& running, const shm::Op& op, const Tensor& in, const T
     // Receives first: what arrives then has its place.
     for (int step = 1; step < world(); ++step) {
         const int peer = (rank() + world() - step) % world();
-        if (to_all && peer != op.root) continue;
+        if (stays(peer) || (to_all && peer != op.root)) continue;
         messages.add(worker_->receive(peer, place(peer), part, Kind::kShare));
     }
     for (int step = 1; step < world(); ++step) {
         const int peer = (rank() + step) % world();
-        if (to_all && rank() != op.root) continue;
+        if (stays(peer) || (to_all && rank() != op.root)) continue;
         messages.add(worker_->send(peer, from + size_t(peer) * stride, part, Kind::kShare));
     }
-    const char* own = from + size_t(rank()) * stride;
-    if (!reduces(code)) {
-        if (!to_all) std::memcpy(place(rank()), own, part);
-    } else if (own != to && overlap(own, to, part)) {
-        std::memcpy(place(rank()), own, part);  // the fold writes where it has to read
-        own = place(rank());
-    }
+    const char* const own = from + size_t(rank()) * stride;
+    if (!reduces(code) && !to_all && !stays(rank())) std::memcpy(place(rank()), own, part);
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
         return worker_->wait([&] { return messages.over() && worker_->flushed(); }, limit);
     }));

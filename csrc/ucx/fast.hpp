@@ -30,16 +30,21 @@ class Fast : public SupervisedOperations {
     int world() const override { return worker_->size(); }
     // Whether a collective runs here, on all ranks that call the same, by this way or by `run`.
     bool fits(OpCode code, size_t bytes) const;
+    // Whether its data travel in the slots.
+    bool in_slots(OpCode code, size_t bytes) const;
     bool begins(const shm::Op& op, const Tensor& in) override;
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
     Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) override;
 
-    // For operations of which one of this worker is a part: `swap_slots`, which counts as a barrier, or
-    // `collective` follows. Called with the GIL.
+    // For operations of which one of this worker is a part: `swap_slots`, which counts as a barrier,
+    // `collective` or `all_to_others` follows. Called with the GIL.
     void begin_part(OpCode code = OpCode::kBarrier) { enter(uint32_t(code)); }
     // Each rank gets `first` and its piece of every other one; one piece is for all. Called without the GIL.
     Fault swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns);
+    // An all-to-all that all ranks are known to call, without the parts of the ranks `apart` for each other.
+    Fault all_to_others(const shm::Op& op, const Tensor& in, const Tensor& out,
+                        const std::vector<int>& apart);
     const char* slot_data(int rank) const { return slots_->data(rank); }
     size_t slot_bytes(int rank) const { return slots_->bytes(rank); }
     bool usable() const { return !closed_ && worker_->size() > 1 && !worker_->stopped() && !counts_.left; }
@@ -69,8 +74,9 @@ class Fast : public SupervisedOperations {
     Fault guarded(uint64_t deadline_ns, Operation operation);
     Fault swap(Running& running, const void* head, Piece first, const std::vector<Piece>& pieces);
     size_t part_of(OpCode code, size_t bytes) const;
-    bool in_slots(OpCode code, size_t bytes) const;
-    Fault trade(Running& running, const shm::Op& op, const Tensor& in, const Tensor& out);
+    Fault given_up(const Running& running);
+    Fault trade(Running& running, const shm::Op& op, const Tensor& in, const Tensor& out,
+                const std::vector<int>& apart);
     void fold_parts(const shm::Op& op, const Tensor& out, const std::vector<const void*>& sources) const;
     void take(const shm::Op& op, const Tensor& in, const Tensor& out);
     const char* slot_of(int rank, size_t bytes) const;

@@ -1,4 +1,4 @@
-"""All-gathers and all-to-alls whose data do not fit into slots: messages from tensor to tensor."""
+"""Collectives whose data do not fit into slots: messages from tensor to tensor."""
 
 import gc
 import weakref
@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+import unicomm
 from unicomm.backends.ucx.library import why_not
 from unicomm.testing import run_ranks
 
@@ -13,10 +14,11 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
 RANKS = 3
 #: Elements of a part: the most that travels in a slot (128 KiB), one more, and far more.
 COUNTS = [1 << 15, (1 << 15) + 1, 1 << 19]
+SUM = unicomm.ReduceOp.SUM
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("hints", [{}, {"hosts": "a,b,b"}])
+@pytest.mark.parametrize("hints", [{}, {"hosts": "a,b,b"}, {"hosts": "b,a,b"}])
 def test_every_part_arrives(async_op, hints):
     backend = "auto" if hints else "ucx"
 
@@ -37,6 +39,28 @@ def test_every_part_arrives(async_op, hints):
                 assert torch.equal(whole, first)
 
     run_ranks(program, RANKS, backend=backend, hints=hints)
+
+
+@pytest.mark.parametrize("count", [*COUNTS[:2], 1 << 18, (1 << 18) + 1])  # 1 MiB is the most in one step
+@pytest.mark.parametrize("hints", [{}, {"hosts": "a,b"}])
+def test_two_ranks(count, hints):
+    def program(comm):
+        me = comm.get_rank()
+        ramp = torch.arange(2 * count, dtype=torch.float32)
+        both = 2 * ramp + 1.0  # the sum of the ranks' values
+        reduced = ramp + me
+        comm.all_reduce(reduced, SUM, False)
+        assert torch.equal(reduced, both)
+        for root in range(2):
+            sent = ramp + me
+            comm.broadcast(sent, root, False)
+            assert torch.equal(sent, ramp + root)
+        parts, apart = ramp + me, torch.zeros(count)
+        for part in (apart, parts.chunk(2)[me]):
+            comm.reduce_scatter_single(part, parts, SUM, False)
+            assert torch.equal(part, both.chunk(2)[me])
+
+    run_ranks(program, 2, backend="auto" if hints else "ucx", hints=hints)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
