@@ -47,6 +47,7 @@ OPERATIONS = (
 SIZES = {"8 B": 8, "1 KiB": 1 << 10, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
 MORE_SIZES = {"16 KiB": 1 << 14, "256 KiB": 1 << 18, "4 MiB": 1 << 22, "128 MiB": 1 << 27}
 OURS = "unicomm"
+_TURN, _MOST_CALLS = 0.04, 2000  # seconds of calls in one turn
 console = Console(width=None if sys.stdout.isatty() else 130)
 
 
@@ -151,6 +152,16 @@ def groups(ranks: int, program: str = "cpu_rank.py") -> Iterator[list[Group]]:
                 group.end()
 
 
+def calls_of_a_turn(group: Group) -> int:
+    """Calls that take about `_TURN`, by more and more calls: the first ones after a pause take longer."""
+    times = 3
+    while True:
+        seconds = max(said["seconds"] for said in group.tell(do="time", times=times))
+        if times * seconds > _TURN / 2 or times == _MOST_CALLS:
+            return max(3, min(_MOST_CALLS, int(_TURN / seconds)))
+        times = min(_MOST_CALLS, 4 * times)
+
+
 def measure(started: list[Group], case: dict[str, Any], repetitions: int) -> dict[str, list[float]]:
     """Seconds of one call of each contender that can, repetition by repetition."""
     samples: dict[str, list[float]] = {}
@@ -160,8 +171,7 @@ def measure(started: list[Group], case: dict[str, Any], repetitions: int) -> dic
         for contender in group.contenders:
             if group.tell(do="prepare", contender=contender, **case)[0]["able"]:
                 able.append((group, contender))
-                probe = max(said["seconds"] for said in group.tell(do="time", times=3))
-                times[contender] = max(3, min(2000, int(0.04 / probe)))
+                times[contender] = calls_of_a_turn(group)
                 samples[contender] = []
     for _ in range(repetitions):
         for group, contender in able:
