@@ -23,14 +23,17 @@ ucx::Fast* operations_of(const nb::object& object) {
     return object.is_none() ? nullptr : &nb::cast<ucx::Fast&>(object);
 }
 
-// Narrow floats are carried in float32, which the general path does.
-bool carried_as_it_is(DType dtype, Red red) {
-    const bool narrow = dtype == DType::kFloat16 || dtype == DType::kBFloat16 ||
-                        dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
-    return !narrow || !(red == Red::kSum || red == Red::kProduct || red == Red::kAvg);
-}
-
 bool reduces(OpCode code) { return code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle; }
+
+// Whether the leaders fold the values of all ranks at once. So few narrow floats are rounded once; the
+// general path carries more of them in float32.
+bool folds_all_ranks(const Op& op) {
+    const DType t = op.dtype;
+    const bool narrow =
+        t == DType::kFloat16 || t == DType::kBFloat16 || t == DType::kFloat8E4M3 || t == DType::kFloat8E5M2;
+    const bool rounds = op.red == Red::kSum || op.red == Red::kProduct || op.red == Red::kAvg;
+    return reduces(static_cast<OpCode>(op.code)) && narrow && rounds;
+}
 
 Op part_of(OpCode code, uint64_t deadline, int root = -1) {
     Op op;
@@ -100,17 +103,18 @@ Fault Fast::in_part(Part part, Fault fault) {
 
 // --- collectives ------------------------------------------------------------------------------------------
 
-bool Fast::fits(OpCode code, DType dtype, Red red, size_t bytes) const {
-    const size_t ranks = host_of_.size();
+bool Fast::fits(const Op& op, size_t bytes) const {
+    const auto code = static_cast<OpCode>(op.code);
+    const size_t part = bytes / host_of_.size();
     switch (code) {
         case OpCode::kBarrier:
             return true;
         case OpCode::kBroadcast:
             return bytes <= most_;
         case OpCode::kAllReduce:
-            return bytes <= most_ && carried_as_it_is(dtype, red);
+            return (folds_all_ranks(op) ? largest_ : 1) * bytes <= most_;
         case OpCode::kReduceScatterSingle:
-            return largest_ * (bytes / ranks) <= most_for_each_ && carried_as_it_is(dtype, red);
+            return (folds_all_ranks(op) ? largest_ : 1) * largest_ * part <= most_for_each_;
         case OpCode::kAllGatherSingle:
             return largest_ * bytes <= most_;
         case OpCode::kAllToAllSingle:
@@ -127,7 +131,7 @@ bool Fast::goes_by_leaders(size_t bytes) const {
 
 bool Fast::begins(const Op& op, const Tensor& in) {
     if (near_ == nullptr || !far_.usable() || (leaders_ && !leaders_->usable())) return false;
-    if (!fits(static_cast<OpCode>(op.code), op.dtype, op.red, size_t(in.bytes))) return false;
+    if (!fits(op, size_t(in.bytes))) return false;
     if (leaders_) leaders_->begin_part();
     return true;
 }
@@ -238,9 +242,11 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Give
     const auto code = static_cast<OpCode>(op.code);
     const size_t bytes = size_t(in.bytes), here = members().size(), n = host_of_.size();
     char* const mine = mine_.get();
+    const bool all_ranks = folds_all_ranks(op);
+    const bool cut_for_ranks = code == OpCode::kAllToAllSingle || code == OpCode::kReduceScatterSingle;
     Op local = part_of(OpCode::kBarrier, op.deadline_ns);
     std::lock_guard lock(near_->running());
-    if (reduces(code)) {
+    if (reduces(code) && !all_ranks) {
         const char* values = static_cast<const char*>(in.data);
         if (code == OpCode::kReduceScatterSingle) {  // the parts in the order of hosts
             char* to = packed_.get();
@@ -265,7 +271,7 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Give
         }
         return near_->all_reduce(local, values, is_leader() ? mine : nullptr, uint64_t(in.numel));
     }
-    if (code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle) {
+    if (code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle || all_ranks) {
         local = part_of(OpCode::kAllGatherV, op.deadline_ns);
         local.extra = signed_as;
         std::vector<Buffer> places;
@@ -278,7 +284,8 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Give
         }
         given.pieces = {{mine, bytes * here}};
         given.result = bytes * n;
-        if (code == OpCode::kAllToAllSingle && !fault) cut(code, bytes, given);
+        if (cut_for_ranks && !fault) cut(OpCode::kAllToAllSingle, bytes, given);
+        if (all_ranks) given.result = cut_for_ranks ? here * (bytes / n) : bytes;
         return fault;
     }
     given.pieces = {{}};
@@ -333,6 +340,7 @@ const char* Fast::slot_of(int host, size_t bytes) const {
 bool Fast::combine(const Op& op, const Given& given) {
     const auto code = static_cast<OpCode>(op.code);
     char* const to = answer_.get() + kHead;
+    if (folds_all_ranks(op)) return fold_all_ranks(op, given, to);
     if (reduces(code)) {
         std::vector<const void*> parts;
         for (int h = 0; h < int(hosts_.size()); ++h) {
@@ -361,6 +369,26 @@ bool Fast::combine(const Op& op, const Given& given) {
         const char* part = slot_of(host_of_[size_t(op.root)], given.result);
         if (part == nullptr) return false;
         if (given.result) std::memcpy(to, part, given.result);
+    }
+    return true;
+}
+
+// The slot of each host has the values of its ranks: all, or for each of them those for this host's ranks.
+bool Fast::fold_all_ranks(const Op& op, const Given& given, char* to) const {
+    const size_t results = op.code == uint32_t(OpCode::kAllReduce) ? 1 : members().size();
+    const size_t bytes = given.result / results;
+    for (size_t i = 0; i < results; ++i) {
+        std::vector<const void*> values;
+        for (size_t r = 0; r < host_of_.size(); ++r) {
+            const size_t host = size_t(host_of_[r]);
+            const char* slot = slot_of(int(host), hosts_[host].size() * results * bytes);
+            if (slot == nullptr) return false;
+            values.push_back(slot + (size_t(local_of_[r]) * results + i) * bytes);
+        }
+        if (!fold(op.dtype, op.red, to + i * bytes, values.data(), world(),
+                  int64_t(bytes) / dtype_bytes(op.dtype), nullptr, world())) {
+            return false;
+        }
     }
     return true;
 }

@@ -31,7 +31,7 @@ class Fast : public ucx::SupervisedOperations {
     int rank() const override { return rank_; }
     int world() const override { return far_.world(); }
     // Whether a collective runs here, on all ranks that call the same, by this way or by `run`.
-    bool fits(OpCode code, DType dtype, Red red, size_t bytes) const;
+    bool fits(const shm::Op& op, size_t bytes) const;
     bool begins(const shm::Op& op, const Tensor& in) override;
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;
@@ -62,6 +62,7 @@ class Fast : public ucx::SupervisedOperations {
     Fault gather_near(const shm::Op& op, const Tensor& in, uint64_t signature, Given& given);
     void cut(OpCode code, size_t bytes, Given& given);
     bool combine(const shm::Op& op, const Given& given);
+    bool fold_all_ranks(const shm::Op& op, const Given& given, char* to) const;
     void deliver(const shm::Op& op, const Tensor& in, const Tensor& out) const;
     Fault in_part(Part part, Fault fault);
     uint64_t later(uint64_t deadline, double seconds) const;
