@@ -194,7 +194,7 @@ Fault Fast::swap(Running& running, const void* head, Piece first, const std::vec
     return fault ? fault : given_up(running);
 }
 
-// A rank that was stopped, here or before, may find the slots of ranks that have given the operation up
+// A rank that was stopped, here or before, may find the data of ranks that have given the operation up
 // since. The number stays: nothing else begins meanwhile.
 Fault Fast::given_up(const Running& running) {
     const bool looks = running.took_long() || told() || worker_->stopped();
@@ -226,10 +226,7 @@ Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
 
 Fault Fast::all_to_others(const shm::Op& op, const Tensor& in, const Tensor& out,
                           const std::vector<int>& apart) {
-    return guarded(op.deadline_ns, [&](Running& running) {
-        Fault fault = trade(running, op, in, out, apart);
-        return fault ? fault : given_up(running);
-    });
+    return guarded(op.deadline_ns, [&](Running& running) { return trade(running, op, in, out, apart); });
 }
 
 // Every rank sends its part for each other one, or all it has, from its tensor: to the other's tensor, or to
@@ -262,6 +259,7 @@ Fault Fast::trade(Running& running, const shm::Op& op, const Tensor& in, const T
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
         return worker_->wait([&] { return messages.over() && worker_->flushed(); }, limit);
     }));
+    if (!fault) fault = given_up(running);
     if (fault || !reduces(code)) return fault;
     std::vector<const void*> sources;
     for (int r = 0; r < world(); ++r) sources.push_back(r == rank() ? own : place(r));
