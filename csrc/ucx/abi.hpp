@@ -6,6 +6,7 @@
 #pragma once
 #include <sys/socket.h>
 
+#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,6 +29,11 @@ enum Status : int8_t {
     kCanceled = -16,
     kLastError = -100
 };
+
+// Takes a message of UCX's log, as a format: file, line, function, level, settings, format, values. Levels
+// from fatal, 0, to data. Returns whether the next handler gets it, too.
+using LogHandler = int(const char*, unsigned, const char*, int, const void*, const char*, va_list);
+constexpr int kWarning = 2;
 
 constexpr uint64_t bit(int n) { return uint64_t{1} << n; }
 
@@ -177,7 +183,8 @@ constexpr int kOldest = version_code(1, 10);
 // Of libucs, which libucp brings.
 #define UNICOMM_UCS_FUNCTIONS(X)                                                                               \
     X(ucs_status_string, 0, const char*(Status))                                                               \
-    X(ucs_global_opts_set_value, 0, Status(const char*, const char*))
+    X(ucs_global_opts_set_value, 0, Status(const char*, const char*))                                          \
+    X(ucs_log_push_handler, 0, void(LogHandler*))
 // clang-format on
 
 // A peer's transports are told by an endpoint since this version.

@@ -36,6 +36,8 @@ class Library {
     const std::string& file() const { return file_; }
     std::vector<KnownFunction> known() const;
     std::string text(Status status) const;
+    // Whether UCX has lacked memory in this thread since the last call.
+    static bool lacked_memory();
 
   private:
     Functions functions_;

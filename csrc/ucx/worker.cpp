@@ -261,6 +261,7 @@ Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool ro
         // First: what ranks sent before they told of a fault that came later is taken.
         const bool stop = stopped();
         const bool more = ucx_.ucp_worker_progress(worker_) != 0;
+        if (Library::lacked_memory()) throw Failure("UCX has no memory for what arrives");
         reap();
         const uint64_t before = events_;
         if (done()) return Ended::kDone;

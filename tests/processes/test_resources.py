@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from unicomm import ReduceOp
+from unicomm.backends.ucx.library import why_not
 from unicomm.testing import run_ranks
 
 pytestmark = pytest.mark.processes
@@ -33,4 +34,17 @@ def test_nothing_piles_up(start, backend):
         # The first ones may open what the process keeps, such as the recorder's ring.
         assert max(said["descriptors"][2:]) <= said["descriptors"][1], said
         assert max(said["threads"][2:]) <= said["threads"][1], said
+    assert job.end() == [0, 0]
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+def test_ucx_without_memory_for_what_arrives(start):
+    """It tells nobody but its log, so both ranks would wait for a timeout, or seem to be in a deadlock."""
+    job = start("without_memory.py", 2)
+    job[0].next("sent")
+    job[1].tell()
+    for said in job.next("error"):
+        assert said["type"] == "BackendError"
+        assert "UCX has no memory for what arrives" in said["text"]
+    assert "rank 1" in job[0].events[-1]["text"]
     assert job.end() == [0, 0]

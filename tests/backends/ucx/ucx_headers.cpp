@@ -1,6 +1,7 @@
 // Compiled against UCX's own headers: what csrc/ucx/abi.hpp says of it must be so.
 #include <ucp/api/ucp.h>
 #include <ucs/config/global_opts.h>
+#include <ucs/debug/log_def.h>
 
 #include <cstddef>
 #include <type_traits>
@@ -105,3 +106,5 @@ UNICOMM_UCS_FUNCTIONS(CHECK_FUNCTION)
 }  // namespace unicomm::ucx
 static_assert(SameCall<ours::SendCallback, std::remove_pointer_t<ucp_send_nbx_callback_t>>::value);
 static_assert(SameCall<ours::ReceiveCallback, std::remove_pointer_t<ucp_tag_recv_nbx_callback_t>>::value);
+static_assert(SameCall<ours::LogHandler, std::remove_pointer_t<ucs_log_func_t>>::value);
+static_assert(ours::kWarning == UCS_LOG_LEVEL_WARN && UCS_LOG_FUNC_RC_STOP == 0 && UCS_LOG_FUNC_RC_CONTINUE == 1);

@@ -368,3 +368,31 @@ def test_a_lane_that_finds_no_thread_does_not_end_the_others(monkeypatch, raised
 
     run_ranks(without, 2)
     run_ranks(program, 2)
+
+
+def test_without_a_watcher_messages_go_to_the_worker(monkeypatch):
+    """A watcher that could not start was taken for one: what nobody waited for was never sent."""
+
+    def no_memory(_) -> None:
+        raise OSError("Cannot allocate memory")
+
+    watcher, arrived = lane._HandOver(), threading.Event()
+    monkeypatch.setattr(lane, "_hand_over", watcher)
+
+    def program(comm: Communicator) -> None:
+        if comm.get_rank() == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(lane, "started", no_memory)
+                sent = send(comm, torch.ones(2), 1)
+            assert arrived.wait(30)
+            sent.wait()
+            send(comm, torch.ones(2), 1).wait()
+        else:
+            for _ in range(2):
+                out = torch.zeros(2)
+                recv(comm, out, 0).wait()
+                assert out.tolist() == [1.0, 1.0]
+                arrived.set()
+
+    run_ranks(program, 2, backend="gloo")
+    assert watcher._thread is not None  # of the later messages

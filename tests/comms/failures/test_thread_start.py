@@ -36,3 +36,32 @@ def test_without_memory_for_a_thread_the_caller_asks_the_store():
     )
     done = run([sys.executable, "-c", code])
     assert done.stdout.split() == ["value"], done.stderr
+
+
+def test_without_memory_an_asynchronous_operation_breaks_the_communicator():
+    """Its number is taken, so other ranks would wait for it. Nor is a thread that never started joined."""
+    code = (
+        "import resource, torch, unicomm\n"
+        "from unicomm.testing import run_ranks\n"
+        "def program(comm):\n"
+        "    x = torch.ones(5)\n"
+        "    comm.barrier(False)\n"
+        "    if comm.get_rank() == 0:\n"
+        "        pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "        room = pages * resource.getpagesize() + (1 << 20)\n"
+        "        resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))\n"
+        "        try: comm.all_reduce(x, unicomm.ReduceOp.SUM, True)\n"
+        "        except OSError as error: said = [error.strerror]\n"
+        "        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)\n"
+        "    else:\n"
+        "        said = []\n"
+        "    try: comm.all_reduce(x, unicomm.ReduceOp.SUM, False)\n"
+        "    except unicomm.CommError as error: said += [type(error).__name__, error.culprits]\n"
+        "    comm.finalize()\n"
+        "    return said\n"
+        "print(run_ranks(program, 2, timeout=60))\n"
+    )
+    done = run([sys.executable, "-c", code])
+    assert done.stdout.strip() == (
+        "[['Cannot allocate memory', 'BackendError', ()], ['AbortedError', (0,)]]"
+    ), done.stderr

@@ -53,7 +53,11 @@ class ChannelThread:
                 for s in self._wake:
                     s.setblocking(False)
                 self._thread = threading.Thread(target=self._loop, name="unicomm-faults", daemon=True)
-                start(self._thread)
+                try:
+                    start(self._thread)  # it looks whether it is the one
+                except BaseException:
+                    self._thread = None
+                    raise
             self._ring()
 
     def due(self, deadline: float) -> None:

@@ -50,7 +50,11 @@ class HostExecutor(Worker, Executor):
             profiling.issued(self._engine, op, here=not later)
         work = Work(op.name, op.seq, later)
         if later:
-            self.submit(work, lambda: self._carry_out(op, True))
+            try:
+                self.submit(work, lambda: self._carry_out(op, True))
+            except (OSError, RuntimeError) as error:  # no memory for a thread, but the number is taken
+                self._engine.failed(op, error)
+                raise
         else:
             self._carry_out(op, False)
         return work
@@ -106,7 +110,11 @@ class HostExecutor(Worker, Executor):
             finally:
                 self._engine.fast.unblock()
 
-        super().submit(work, run)
+        try:
+            super().submit(work, run)
+        except BaseException:
+            self._engine.fast.unblock()
+            raise
 
     def run_after_pending(self, job: Callable[[], None]) -> None:
         if self.busy:

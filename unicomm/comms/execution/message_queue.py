@@ -22,7 +22,7 @@ from datetime import timedelta
 
 from unicomm.c10d.compat import no_events
 from unicomm.comms.errors import CommError, NotReadyError
-from unicomm.comms.failures.thread_start import start
+from unicomm.comms.failures.thread_start import started
 from unicomm.comms.operations import recording
 from unicomm.comms.options import seconds
 from unicomm.comms.work import Work
@@ -123,8 +123,14 @@ class MessageQueue:
         if self._driver:
             self._exchange.interrupt()
         elif first:
-            _hand_over.watch(self)
+            self._have_watched()
         return True
+
+    def _have_watched(self) -> None:
+        try:
+            _hand_over.watch(self)
+        except (OSError, RuntimeError):  # no memory for its thread
+            self.hand_over()
 
     def seal(self) -> None:
         """Takes no more messages, and has the worker run those that are left."""
@@ -172,7 +178,7 @@ class MessageQueue:
             self.hand_over()
         elif self.idle:
             self.touched = time.monotonic()
-            _hand_over.watch(self)
+            self._have_watched()
 
     def _drive_all(self) -> None:
         with self._driving:
@@ -322,8 +328,8 @@ class _HandOver:
     def _rouse(self) -> None:
         with self._starting:  # ranks may be threads that start at the same moment
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="unicomm-messages", daemon=True)
-                start(self._thread)
+                name = "unicomm-messages"
+                self._thread = started(threading.Thread(target=self._loop, name=name, daemon=True))
         self._wake.set()
 
     def _loop(self) -> None:

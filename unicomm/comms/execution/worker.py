@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from unicomm.comms.errors import CommError
-from unicomm.comms.failures.thread_start import start
+from unicomm.comms.failures.thread_start import started
 from unicomm.comms.work import Work
 
 _PARTS = 10
@@ -46,14 +46,13 @@ class Worker:
 
     def submit(self, work: Work, job: Callable[[], None]) -> None:
         """`job` is called later in order; what it raises becomes the work's error."""
-        work._worker = self
-        self._waiting.append(work)
-        self._jobs.put((work, job))
         if self._thread is None:
             # A daemon: a rank that waits for a lost peer must not keep the process from ending. The
             # exit handler in membership/finalize.py drains it first.
-            self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
-            start(self._thread)
+            self._thread = started(threading.Thread(target=self._loop, name=self._name, daemon=True))
+        work._worker = self
+        self._waiting.append(work)
+        self._jobs.put((work, job))
 
     def drain(self, timeout: float) -> bool:
         """Waits until all jobs are done; False when they are not within `timeout` seconds."""

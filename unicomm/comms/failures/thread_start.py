@@ -13,5 +13,11 @@ _ROOM = 4 << 20  # bytes that a new thread needs at most, besides its stack, unt
 
 def start(thread: threading.Thread) -> None:
     """Starts the thread. Raises `OSError` without memory, and `RuntimeError` if the system has no thread."""
+    started(thread)
+
+
+def started(thread: threading.Thread) -> threading.Thread:
+    """The same, for an attribute that says whether there is a thread: it is not set if none starts."""
     mmap.mmap(-1, _ROOM).close()
     thread.start()
+    return thread

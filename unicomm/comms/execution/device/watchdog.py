@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import Protocol
 
-from unicomm.comms.failures.thread_start import start
+from unicomm.comms.failures.thread_start import started
 from unicomm.comms.streams import Streams
 
 LOOK = 0.001  # seconds between two looks while new operations run, growing ...
@@ -41,8 +41,8 @@ class _Watchdog:
             if executor not in self._executors:
                 self._executors.append(executor)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="unicomm-watchdog", daemon=True)
-                start(self._thread)
+                name = "unicomm-watchdog"
+                self._thread = started(threading.Thread(target=self._loop, name=name, daemon=True))
             self._fresh = True
 
     def _loop(self) -> None:
