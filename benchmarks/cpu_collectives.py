@@ -228,11 +228,24 @@ def row_of(case: dict[str, Any], ranks: int, size: str, samples: dict[str, list[
             "best_peer_over_unicomm": statistics.median(ratios)}  # fmt: skip
 
 
+def _processor() -> str:
+    """The architecture and, where the kernel tells it, the model and whether it has AVX-512."""
+    told = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = dict(
+            line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line
+        )
+        fields = {name.strip(): value.strip() for name, value in lines.items()}
+        wide = "" if "avx512f" in fields.get("flags", "").split() else ", no AVX-512"
+        told += f" ({fields['model name']}{wide})" if "model name" in fields else ""
+    return told
+
+
 def about() -> dict[str, Any]:
     """When and where the figures were made."""
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.system()} {_processor()}, {os.cpu_count()} cores",
         "load": [round(load, 2) for load in os.getloadavg()],
         "torch": version("torch"),
         "unicomm": version("unicomm"),
