@@ -27,23 +27,24 @@ class SetMeanwhile {
     bool set_;
 };
 
-thread_local bool no_memory = false;
-
 // UCX goes on without memory for what arrives: it tells nobody but its log, in two messages for each try, and
 // what waits for the data waits for ever. Nor does the log of a communicator that has failed need a line for
-// each message that was never received.
+// each message that was never received. Returns whether UCX writes the message.
 int heard(const char*, unsigned, const char*, int level, const void*, const char* format, va_list) {
     if (level > kWarning) return 1;
     auto says = [&](const char* words) { return std::strstr(format, words) != nullptr; };
     if (says("unexpected tag-receive descriptor")) return 0;
     const bool lacks = says("Failed to allocate memory pool") || says("unable to get a buffer") ||
                        says("descriptor is not allocated");
-    return !lacks || !std::exchange(no_memory, true);
+    return !lacks || !std::exchange(Library::lacks_memory(), true);
 }
 
 }  // namespace
 
-bool Library::lacked_memory() { return std::exchange(no_memory, false); }
+bool& Library::lacks_memory() {
+    static thread_local bool lacks = false;
+    return lacks;
+}
 
 Library::Library(const std::string& path, bool loaded_only) {
     SetMeanwhile no_handlers("UCX_HANDLE_ERRORS", "none"), no_signals("UCX_ERROR_SIGNALS", "");

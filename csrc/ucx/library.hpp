@@ -36,8 +36,8 @@ class Library {
     const std::string& file() const { return file_; }
     std::vector<KnownFunction> known() const;
     std::string text(Status status) const;
-    // Whether UCX has lacked memory in this thread since the last call.
-    static bool lacked_memory();
+    // Set when UCX lacks memory in this thread, cleared by whoever wants to know.
+    static bool& lacks_memory();
 
   private:
     Functions functions_;

@@ -257,11 +257,13 @@ Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool ro
     std::lock_guard lock(waited_in_);
     if (worker_ == nullptr) return Ended::kStopped;
     uint64_t hot = 0;
+    bool& no_memory = Library::lacks_memory();
     for (;;) {
         // First: what ranks sent before they told of a fault that came later is taken.
         const bool stop = stopped();
+        no_memory = false;  // something else in this thread may have lacked it
         const bool more = ucx_.ucp_worker_progress(worker_) != 0;
-        if (Library::lacked_memory()) throw Failure("UCX has no memory for what arrives");
+        if (no_memory) throw Failure("UCX has no memory for what arrives");
         reap();
         const uint64_t before = events_;
         if (done()) return Ended::kDone;

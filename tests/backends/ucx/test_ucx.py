@@ -1,5 +1,6 @@
 """The backend ucx over the real library: its interface, its effects on the process, and waiting."""
 
+import ctypes
 import json
 import shutil
 import sys
@@ -170,3 +171,18 @@ def test_a_wish_for_ucx_where_a_rank_has_none(monkeypatch):
     monkeypatch.setattr(auto, "why_not", lambda path: "there is none")
     with pytest.raises(unicomm.UnsupportedError, match=r"no ucx between hosts, ranks? 0"):
         run_ranks(lambda comm: None, 2, backend="auto", hints={"hosts": "a,b", "between": "ucx"})
+
+
+def test_a_lack_of_memory_concerns_only_a_wait_that_meets_it():
+    """UCX may lack memory in this thread at another time, such as while it makes a worker."""
+    open_library()
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    ucs = ctypes.CDLL(next(file for file in mapped if Path(file).name.startswith("libucs.so")))
+    settings = ctypes.create_string_buffer(256)  # a logging part of UCX, without a name
+
+    def program(comm):
+        said = b"Failed to allocate memory pool"
+        ucs.ucs_log_dispatch(b"mpool.c", 1, b"grow", 1, settings, said)
+        comm.barrier(False)
+
+    run_ranks(program, 2, backend="ucx")
