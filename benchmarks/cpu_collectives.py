@@ -39,6 +39,8 @@ from rich.table import Table
 
 from benchmarks import floors
 from tools.mpi_libraries import Library, find
+from unicomm import _core
+from unicomm.launch.doctor.report import cpu_info
 
 HERE = Path(__file__).parent
 OPERATIONS = (
@@ -153,7 +155,10 @@ def groups(ranks: int, program: str = "cpu_rank.py") -> Iterator[list[Group]]:
 
 
 def calls_of_a_turn(group: Group) -> int:
-    """Calls that take about `_TURN`, by more and more calls: the first ones after a pause take longer."""
+    """Returns how many calls take about `_TURN` seconds.
+
+    It times more calls each time until they take half of that, since the first ones after a pause are slow.
+    """
     times = 3
     while True:
         seconds = max(said["seconds"] for said in group.tell(do="time", times=times))
@@ -228,24 +233,12 @@ def row_of(case: dict[str, Any], ranks: int, size: str, samples: dict[str, list[
             "best_peer_over_unicomm": statistics.median(ratios)}  # fmt: skip
 
 
-def _processor() -> str:
-    """The architecture and, where the kernel tells it, the model and whether it has AVX-512."""
-    told = platform.machine()
-    with contextlib.suppress(OSError):
-        lines = dict(
-            line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line
-        )
-        fields = {name.strip(): value.strip() for name, value in lines.items()}
-        wide = "" if "avx512f" in fields.get("flags", "").split() else ", no AVX-512"
-        told += f" ({fields['model name']}{wide})" if "model name" in fields else ""
-    return told
-
-
 def about() -> dict[str, Any]:
     """When and where the figures were made."""
+    processor = f"{cpu_info('model name') or 'unknown processor'} ({_core.fold_isa()})"
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.system()} {_processor()}, {os.cpu_count()} cores",
+        "machine": f"{platform.system()} {platform.machine()}, {processor}, {os.cpu_count()} cores",
         "load": [round(load, 2) for load in os.getloadavg()],
         "torch": version("torch"),
         "unicomm": version("unicomm"),

@@ -23,7 +23,8 @@ from rich.console import Console
 
 PROGRAMS = Path(__file__).parent.parent / "tests/rehearse/programs"
 _LOOK = 2.0  # seconds between two looks at the memory
-_NO_LIMIT, _TOKENS = 1 << 40, 2048  # MB, a batch
+_NO_LIMIT = 1 << 40  # MB
+_TOKENS = 2048  # of a batch
 
 
 def tree(pid: int) -> list[int]:

@@ -6,7 +6,6 @@
 #include "base/bind_fault.hpp"
 #include "base/clock.hpp"
 #include "hosts/fast.hpp"
-#include "shm/dispatch.hpp"
 
 namespace unicomm {
 
@@ -38,7 +37,7 @@ void bind_hosts(nb::module_& m) {
         .def(
             "fits",
             [](Fast& f, uint32_t op, int dtype, int red, size_t bytes) {
-                return f.fits(shm::op_of(op, dtype, red, -1, 0, 0, 0), bytes);
+                return f.fits(OpCode(op), DType(dtype), Red(red), bytes);
             },
             nb::arg("op"), nb::arg("dtype"), nb::arg("red"), nb::arg("bytes"),
             "Whether `run` takes a collective with so many bytes of input.")

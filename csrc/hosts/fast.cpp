@@ -13,7 +13,9 @@ namespace unicomm::hosts {
 namespace {
 
 using shm::Buffer;
+using shm::cuts_input;
 using shm::Op;
+using shm::reduces;
 
 // Bytes of a host's ranks for those of another one that their leaders exchange. Straight from rank to rank
 // there are fewer copies, but more messages.
@@ -23,16 +25,12 @@ ucx::Fast* operations_of(const nb::object& object) {
     return object.is_none() ? nullptr : &nb::cast<ucx::Fast&>(object);
 }
 
-bool reduces(OpCode code) { return code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle; }
-
-// Whether the leaders fold the values of all ranks at once. So few narrow floats are rounded once; the
-// general path carries more of them in float32.
-bool folds_all_ranks(const Op& op) {
-    const DType t = op.dtype;
+// Whether the leaders fold the values of all ranks at once. That rounds narrow floats once; where they are
+// too many for a slot, the general path carries them in float32.
+bool folds_all_ranks(OpCode code, DType t, Red red) {
     const bool narrow =
         t == DType::kFloat16 || t == DType::kBFloat16 || t == DType::kFloat8E4M3 || t == DType::kFloat8E5M2;
-    const bool rounds = op.red == Red::kSum || op.red == Red::kProduct || op.red == Red::kAvg;
-    return reduces(static_cast<OpCode>(op.code)) && narrow && rounds;
+    return reduces(code) && narrow && (red == Red::kSum || red == Red::kProduct || red == Red::kAvg);
 }
 
 Op part_of(OpCode code, uint64_t deadline, int root = -1) {
@@ -103,18 +101,18 @@ Fault Fast::in_part(Part part, Fault fault) {
 
 // --- collectives ------------------------------------------------------------------------------------------
 
-bool Fast::fits(const Op& op, size_t bytes) const {
-    const auto code = static_cast<OpCode>(op.code);
-    const size_t part = bytes / host_of_.size();
+bool Fast::fits(OpCode code, DType dtype, Red red, size_t bytes) const {
+    // What a host gives for each result: one partial result, or the values of all its ranks.
+    const size_t values = folds_all_ranks(code, dtype, red) ? largest_ : 1;
     switch (code) {
         case OpCode::kBarrier:
             return true;
         case OpCode::kBroadcast:
             return bytes <= most_;
         case OpCode::kAllReduce:
-            return (folds_all_ranks(op) ? largest_ : 1) * bytes <= most_;
+            return values * bytes <= most_;
         case OpCode::kReduceScatterSingle:
-            return (folds_all_ranks(op) ? largest_ : 1) * largest_ * part <= most_for_each_;
+            return values * largest_ * (bytes / host_of_.size()) <= most_for_each_;
         case OpCode::kAllGatherSingle:
             return largest_ * bytes <= most_;
         case OpCode::kAllToAllSingle:
@@ -131,7 +129,7 @@ bool Fast::goes_by_leaders(size_t bytes) const {
 
 bool Fast::begins(const Op& op, const Tensor& in) {
     if (near_ == nullptr || !far_.usable() || (leaders_ && !leaders_->usable())) return false;
-    if (!fits(op, size_t(in.bytes))) return false;
+    if (!fits(static_cast<OpCode>(op.code), op.dtype, op.red, size_t(in.bytes))) return false;
     if (leaders_) leaders_->begin_part();
     return true;
 }
@@ -175,8 +173,8 @@ Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
 Fault Fast::go_straight(const Op& op, const Tensor& in, const Tensor& out, uint64_t signed_as) {
     const size_t part = size_t(in.bytes) / host_of_.size();
     const bool apart = largest_ > 1 && !far_.in_slots(OpCode::kAllToAllSingle, size_t(in.bytes));
-    if (apart && members().size() > 1) {
-        Op local = part_of(OpCode::kAllToAll, op.deadline_ns);
+    if (apart) {
+        Op local = part_of(OpCode::kAllToAllSingle, op.deadline_ns);
         local.extra = signed_as;
         std::vector<Buffer> ins, outs;
         for (int r : members()) {
@@ -184,7 +182,7 @@ Fault Fast::go_straight(const Op& op, const Tensor& in, const Tensor& out, uint6
             outs.push_back({static_cast<char*>(out.data) + size_t(r) * part, part});
         }
         std::lock_guard lock(near_->running());
-        if (Fault fault = near_->all_to_all(local, ins, outs, false)) {
+        if (Fault fault = shm::dispatch(*near_, local, ins, outs, part)) {
             return in_part(Part::kNear, std::move(fault));
         }
     }
@@ -192,9 +190,8 @@ Fault Fast::go_straight(const Op& op, const Tensor& in, const Tensor& out, uint6
         nb::gil_scoped_acquire gil;
         far_.begin_part(OpCode::kAllToAllSingle);
     }
-    if (!apart) return in_part(Part::kFar, far_.collective(op, in, out));
-    const std::vector<int> here = members().size() > 1 ? members() : std::vector<int>{};
-    return in_part(Part::kFar, far_.all_to_others(op, in, out, here));
+    return in_part(Part::kFar,
+                   apart ? far_.all_to_others(op, in, out, members()) : far_.collective(op, in, out));
 }
 
 Fault Fast::agree(uint64_t signed_as, uint64_t deadline_ns) {
@@ -242,8 +239,7 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Give
     const auto code = static_cast<OpCode>(op.code);
     const size_t bytes = size_t(in.bytes), here = members().size(), n = host_of_.size();
     char* const mine = mine_.get();
-    const bool all_ranks = folds_all_ranks(op);
-    const bool cut_for_ranks = code == OpCode::kAllToAllSingle || code == OpCode::kReduceScatterSingle;
+    const bool all_ranks = folds_all_ranks(code, op.dtype, op.red);
     Op local = part_of(OpCode::kBarrier, op.deadline_ns);
     std::lock_guard lock(near_->running());
     if (reduces(code) && !all_ranks) {
@@ -284,8 +280,8 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Give
         }
         given.pieces = {{mine, bytes * here}};
         given.result = bytes * n;
-        if (cut_for_ranks && !fault) cut(OpCode::kAllToAllSingle, bytes, given);
-        if (all_ranks) given.result = cut_for_ranks ? here * (bytes / n) : bytes;
+        if (cuts_input(code) && !fault) cut(OpCode::kAllToAllSingle, bytes, given);
+        if (all_ranks) given.result = cuts_input(code) ? here * (bytes / n) : bytes;
         return fault;
     }
     given.pieces = {{}};
@@ -340,7 +336,7 @@ const char* Fast::slot_of(int host, size_t bytes) const {
 bool Fast::combine(const Op& op, const Given& given) {
     const auto code = static_cast<OpCode>(op.code);
     char* const to = answer_.get() + kHead;
-    if (folds_all_ranks(op)) return fold_all_ranks(op, given, to);
+    if (folds_all_ranks(code, op.dtype, op.red)) return fold_all_ranks(op, given, to);
     if (reduces(code)) {
         std::vector<const void*> parts;
         for (int h = 0; h < int(hosts_.size()); ++h) {

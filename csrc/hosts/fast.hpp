@@ -31,7 +31,7 @@ class Fast : public ucx::SupervisedOperations {
     int rank() const override { return rank_; }
     int world() const override { return far_.world(); }
     // Whether a collective runs here, on all ranks that call the same, by this way or by `run`.
-    bool fits(const shm::Op& op, size_t bytes) const;
+    bool fits(OpCode code, DType dtype, Red red, size_t bytes) const;
     bool begins(const shm::Op& op, const Tensor& in) override;
     bool begins(const std::vector<shm::Message>& messages) override;
     Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) override;

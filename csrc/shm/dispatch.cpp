@@ -37,10 +37,13 @@ constexpr uint32_t kCutInputs = kAllToAlls | set_of(OpCode::kReduceScatter, OpCo
 constexpr uint32_t kCutOutputs =
     kAllToAlls | set_of(OpCode::kAllGather, OpCode::kAllGatherV, OpCode::kAllGatherSingle, OpCode::kGather,
                         OpCode::kGatherSingle);
+constexpr uint32_t kReductions = set_of(OpCode::kAllReduce, OpCode::kReduce, OpCode::kReduceScatter,
+                                        OpCode::kReduceScatterV, OpCode::kReduceScatterSingle);
 
 }  // namespace
 
 bool cuts_input(OpCode code) { return in(kCutInputs, code); }
+bool reduces(OpCode code) { return in(kReductions, code); }
 bool cuts_output(OpCode code) { return in(kCutOutputs, code); }
 
 Fault Group::collective(const Op& op, const Tensor& in, const Tensor& out) {

@@ -22,6 +22,7 @@ std::vector<Buffer> equal_parts(const Tensor& t, int n);
 // Whether the input or output of an operation is cut into one part per rank.
 bool cuts_input(OpCode code);
 bool cuts_output(OpCode code);
+bool reduces(OpCode code);
 
 // Runs a collective. The caller holds g.running() but not the GIL.
 Fault dispatch(Group& g, const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs,

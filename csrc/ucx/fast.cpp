@@ -11,10 +11,14 @@
 #include "base/clock.hpp"
 #include "operations/opcode.hpp"
 #include "reduce/fold.hpp"
+#include "shm/dispatch.hpp"
 #include "ucx/messages.hpp"
 
 namespace unicomm::ucx {
 namespace {
+
+using shm::cuts_input;
+using shm::reduces;
 
 constexpr uint64_t kForever = ~uint64_t{0};
 
@@ -27,12 +31,6 @@ struct Head {
     char zeros[24];
 };
 static_assert(sizeof(Head) == Slots::kHead);
-
-bool cut_for_ranks(OpCode code) {
-    return code == OpCode::kReduceScatterSingle || code == OpCode::kAllToAllSingle;
-}
-
-bool reduces(OpCode code) { return code == OpCode::kAllReduce || code == OpCode::kReduceScatterSingle; }
 
 }  // namespace
 
@@ -92,11 +90,11 @@ bool Fast::fits(OpCode code, size_t bytes) const {
 
 // Bytes that one rank has for one other.
 size_t Fast::part_of(OpCode code, size_t bytes) const {
-    return cut_for_ranks(code) ? bytes / size_t(world()) : bytes;
+    return cuts_input(code) ? bytes / size_t(world()) : bytes;
 }
 
 bool Fast::in_slots(OpCode code, size_t bytes) const {
-    const size_t most = cut_for_ranks(code) ? Slots::most_for_each(world()) : Slots::most(world());
+    const size_t most = cuts_input(code) ? Slots::most_for_each(world()) : Slots::most(world());
     return part_of(code, bytes) <= std::min(most, Slots::kMostCopied);
 }
 
@@ -210,7 +208,7 @@ Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
         const bool gives =
             few && code != OpCode::kBarrier && (code != OpCode::kBroadcast || op.root == rank());
         std::vector<Piece> pieces{{static_cast<const char*>(in.data), gives ? size_t(in.bytes) : 0}};
-        if (few && cut_for_ranks(code)) {
+        if (few && cuts_input(code)) {
             const size_t part = part_of(code, size_t(in.bytes));
             const char* const from = pieces[0].data;
             pieces.clear();
@@ -234,7 +232,7 @@ Fault Fast::all_to_others(const shm::Op& op, const Tensor& in, const Tensor& out
 Fault Fast::trade(Running& running, const shm::Op& op, const Tensor& in, const Tensor& out,
                   const std::vector<int>& apart) {
     const auto code = static_cast<OpCode>(op.code);
-    const size_t part = part_of(code, size_t(in.bytes)), stride = cut_for_ranks(code) ? part : 0;
+    const size_t part = part_of(code, size_t(in.bytes)), stride = cuts_input(code) ? part : 0;
     const bool to_all = code == OpCode::kBroadcast;
     auto stays = [&](int r) { return std::find(apart.begin(), apart.end(), r) != apart.end(); };
     const char* const from = static_cast<const char*>(in.data);

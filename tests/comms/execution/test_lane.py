@@ -382,7 +382,7 @@ def test_without_a_watcher_messages_go_to_the_worker(monkeypatch):
     def program(comm: Communicator) -> None:
         if comm.get_rank() == 0:
             with monkeypatch.context() as patch:
-                patch.setattr(lane, "started", no_memory)
+                patch.setattr(lane, "start", no_memory)
                 sent = send(comm, torch.ones(2), 1)
             assert arrived.wait(30)
             sent.wait()

@@ -54,7 +54,7 @@ class ChannelThread:
                     s.setblocking(False)
                 self._thread = threading.Thread(target=self._loop, name="unicomm-faults", daemon=True)
                 try:
-                    start(self._thread)  # it looks whether it is the one
+                    start(self._thread)  # which runs as long as it is `_thread`: set before
                 except BaseException:
                     self._thread = None
                     raise

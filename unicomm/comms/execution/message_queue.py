@@ -22,7 +22,7 @@ from datetime import timedelta
 
 from unicomm.c10d.compat import no_events
 from unicomm.comms.errors import CommError, NotReadyError
-from unicomm.comms.failures.thread_start import started
+from unicomm.comms.failures.thread_start import start
 from unicomm.comms.operations import recording
 from unicomm.comms.options import seconds
 from unicomm.comms.work import Work
@@ -329,7 +329,7 @@ class _HandOver:
         with self._starting:  # ranks may be threads that start at the same moment
             if self._thread is None:
                 name = "unicomm-messages"
-                self._thread = started(threading.Thread(target=self._loop, name=name, daemon=True))
+                self._thread = start(threading.Thread(target=self._loop, name=name, daemon=True))
         self._wake.set()
 
     def _loop(self) -> None:

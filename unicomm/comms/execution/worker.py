@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from unicomm.comms.errors import CommError
-from unicomm.comms.failures.thread_start import started
+from unicomm.comms.failures.thread_start import start
 from unicomm.comms.work import Work
 
 _PARTS = 10
@@ -49,7 +49,7 @@ class Worker:
         if self._thread is None:
             # A daemon: a rank that waits for a lost peer must not keep the process from ending. The
             # exit handler in membership/finalize.py drains it first.
-            self._thread = started(threading.Thread(target=self._loop, name=self._name, daemon=True))
+            self._thread = start(threading.Thread(target=self._loop, name=self._name, daemon=True))
         work._worker = self
         self._waiting.append(work)
         self._jobs.put((work, job))

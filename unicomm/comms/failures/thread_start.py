@@ -11,13 +11,11 @@ import threading
 _ROOM = 4 << 20  # bytes that a new thread needs at most, besides its stack, until its own code runs
 
 
-def start(thread: threading.Thread) -> None:
-    """Starts the thread. Raises `OSError` without memory, and `RuntimeError` if the system has no thread."""
-    started(thread)
+def start(thread: threading.Thread) -> threading.Thread:
+    """Starts the thread and returns it, so that an attribute only names a thread that has started.
 
-
-def started(thread: threading.Thread) -> threading.Thread:
-    """The same, for an attribute that says whether there is a thread: it is not set if none starts."""
+    Raises `OSError` without memory, and `RuntimeError` if the system has no thread.
+    """
     mmap.mmap(-1, _ROOM).close()
     thread.start()
     return thread

@@ -21,7 +21,7 @@ from typing import Any
 
 from unicomm.c10d.compat import HashStore
 from unicomm.comms.errors import BackendError
-from unicomm.comms.failures.thread_start import started
+from unicomm.comms.failures.thread_start import start
 
 from . import remote_store
 from .handles import HELLO, KEY, LONGEST, Handle, Lines, listen, network, notice_silence
@@ -92,7 +92,7 @@ class Endpoint:
                 listener.setblocking(False)
                 self._selector.register(listener, selectors.EVENT_READ, None)
             name = f"unicomm-endpoint-{name}"
-            self._thread = started(threading.Thread(target=self._loop, name=name, daemon=True))
+            self._thread = start(threading.Thread(target=self._loop, name=name, daemon=True))
 
     def enter(self, uuid: int, group: str) -> None:
         """This rank takes part in the attempt; ranks that ask are told."""

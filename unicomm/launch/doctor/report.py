@@ -102,7 +102,7 @@ def _versions() -> dict[str, str | None]:
     }
 
 
-def _cpu_info(*names: str) -> str:
+def cpu_info(*names: str) -> str:
     """Returns the first field of /proc/cpuinfo with one of these names, else ""."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -113,9 +113,9 @@ def _cpu_info(*names: str) -> str:
 
 
 def _core() -> list[Finding]:
-    present = set(_cpu_info("flags", "Features").split())
+    present = set(cpu_info("flags", "Features").split())
     findings = [
-        Finding("processor", None, _cpu_info("model name") or platform.machine()),
+        Finding("processor", None, cpu_info("model name") or platform.machine()),
         Finding("instruction sets", None, " ".join(f for f in _FEATURES.split() if f in present)),
     ]
     try:

@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import Protocol
 
-from unicomm.comms.failures.thread_start import started
+from unicomm.comms.failures.thread_start import start
 from unicomm.comms.streams import Streams
 
 LOOK = 0.001  # seconds between two looks while new operations run, growing ...
@@ -42,7 +42,7 @@ class _Watchdog:
                 self._executors.append(executor)
             if self._thread is None:
                 name = "unicomm-watchdog"
-                self._thread = started(threading.Thread(target=self._loop, name=name, daemon=True))
+                self._thread = start(threading.Thread(target=self._loop, name=name, daemon=True))
             self._fresh = True
 
     def _loop(self) -> None:
