@@ -39,7 +39,7 @@ def test_nothing_piles_up(start, backend):
 
 @pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
 def test_ucx_without_memory_for_what_arrives(start):
-    """It tells nobody but its log, so both ranks would wait for a timeout, or seem to be in a deadlock."""
+    """UCX says so only in its log. Without the error both ranks would get a timeout, or a DeadlockError."""
     job = start("without_memory.py", 2)
     job[0].next("sent")
     job[1].tell()

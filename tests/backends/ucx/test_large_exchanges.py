@@ -1,4 +1,4 @@
-"""Collectives whose data do not fit into slots: messages from tensor to tensor."""
+"""Collectives whose data do not fit into slots, and are sent from tensor to tensor."""
 
 import gc
 import weakref

@@ -1,4 +1,7 @@
-"""Reductions of few narrow floats on several hosts: rounded once, in the order of ranks, as on one host."""
+"""Small reductions of narrow floats on several hosts.
+
+As on one host, values are reduced in the order of ranks, and the result is rounded once.
+"""
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def values(rank, count, dtype):
-    """Values whose sums have to be rounded; the first ones are too large for the sum of one host."""
+    """Values whose sums have to be rounded. In the first half, the sum of one host alone may overflow."""
     x = torch.rand(count, generator=torch.Generator().manual_seed(rank)) + 0.5
     x[: count // 2] *= torch.finfo(dtype).max / 2 * (-1) ** rank
     return x.to(dtype)

@@ -37,7 +37,8 @@ def pending_operations(comm: Communicator) -> dict[str, Callable[[], object]]:
         "async": lambda: comm.all_reduce(x, SUM, True).wait(),
         "third in a row": lambda: [comm.barrier(True) for _ in range(3)][2].wait(30),
         "synchronous behind asynchronous": lambda: (comm.barrier(True), comm.barrier(False)),
-        # Ranks that wait for each other get a DeadlockError after half a second: too early on a busy machine.
+        # No ranks wait for each other in these. After half a second they would get a DeadlockError, which is
+        # before rank 2 aborts if the machine is busy.
         "recv in a chain": lambda: comm.recv(x, comm.get_rank() + 1, False),
         "recv": lambda: comm.recv(x, 2, False),
         "send": lambda: comm.send(torch.ones(2_000_000), 2, False),

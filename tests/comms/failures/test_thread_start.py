@@ -39,7 +39,7 @@ def test_without_memory_for_a_thread_the_caller_asks_the_store():
 
 
 def test_without_memory_an_asynchronous_operation_breaks_the_communicator():
-    """Its number is taken, so other ranks would wait for it. Nor is a thread that never started joined."""
+    """The operation has taken its number, so the other rank would wait for it."""
     code = (
         "import resource, torch, unicomm\n"
         "from unicomm.testing import run_ranks\n"

@@ -196,7 +196,7 @@ class HostsBackend(
 
     def straight(self, call: Call) -> None:
         if isinstance(self._far, UcxBackend) and call.wire is None:
-            # UCX moves the data within a host as well: one step, where `_straight_group` takes a thread more.
+            # UCX moves the data within a host as well, in this thread; `_straight_group` needs a second one.
             # With a wire format the ranks of a host get data as they are.
             self._far_collective(call, lambda: completion.run(self._far_group, call))
             return

@@ -16,7 +16,7 @@ Large data cross between hosts once. All ranks of a host take part in that, each
 
 Sums, averages and products of floats of 8 and 16 bits are carried in float32 until all ranks' values are
 reduced, and rounded once. Each host is folded in the order of its ranks, then the hosts in their order. Over
-UCX, the native core folds few of them in the order of all ranks.
+UCX, the native core folds small tensors of these floats in the order of all ranks.
 
 Elements with a wire format are encoded for the way between hosts (comms/execution/composed/encoded.py). What
 all_gather gathers has the same bits on all ranks, so it is encoded within the host, too.
