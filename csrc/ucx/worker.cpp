@@ -271,7 +271,10 @@ Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool ro
         if (more || (events_ != before && !stop)) continue;
         if (!broken_.empty()) check_broken();
         if (stop) return Ended::kStopped;
-        if (rousable && roused_.exchange(false, std::memory_order_acq_rel)) return Ended::kRoused;
+        if (rousable && roused_.exchange(false, std::memory_order_acq_rel)) {
+            if (stopped()) continue;  // it was the stop that roused it
+            return Ended::kRoused;
+        }
         const uint64_t now = now_ns();
         if (now >= deadline) return Ended::kLate;
         if (hot == 0) hot = now + spin_ns_;
