@@ -97,7 +97,11 @@ class Group:
             link.flush()
         if command["do"] == "end":
             return []
-        return [json.loads(link.readline()) for link in self._links]
+        try:
+            return [json.loads(link.readline()) for link in self._links]
+        except TimeoutError as error:
+            what = " ".join(f"{name}={value}" for name, value in command.items())
+            raise TimeoutError(f"{' or '.join(self.contenders)} did not answer in time: {what}") from error
 
     def log(self) -> str:
         self._output.seek(0)

@@ -24,6 +24,7 @@ namespace {
 constexpr uint64_t kYieldNs = 1000000;  // yields this long before it sleeps
 constexpr uint64_t kTakenNs = 700000;   // a longer yield gave the core to a foreign process
 constexpr int kYields = 16;             // checks after this many yields
+constexpr int kWithLock = 3;            // yields before it gives a lock back, which costs as much as one
 constexpr long kFewSwitches = 4;        // of kYields: yields do not give this core to the others
 constexpr int kNoYields = 50;           // waits that sleep at once if yields do harm; doubled while they do
 constexpr int kMostNoYields = 3200;
@@ -150,6 +151,7 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
             no_yields_ = no_yields_ / 2 > kNoYields ? no_yields_ / 2 : kNoYields;
             return true;
         }
+        if (i == kWithLock) HeldLock::give_back();
         yield_core();
         uint64_t now = now_ns();
         bool harmful = now - before > kTakenNs;
@@ -178,6 +180,7 @@ bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(b
     } else if (auto over = yield(ready, stop)) {
         return *over;
     }
+    HeldLock::give_back();
     RankControl& me = segment_.control(rank_);
     Shared<uint32_t>& sleepers = segment_.header().sleepers;
     uint64_t nap = kFirstSleepNs;

@@ -55,8 +55,7 @@ class Waiter {
             if (i == kAtOnce) HeldLock::give_back();
             cpu_pause();
         }
-        HeldLock::give_back();
-        return slow(std::function<bool()>(ready), std::function<bool(bool)>(stop));
+        return slow(std::ref(ready), std::ref(stop));
     }
     // To be called after publishing what others may sleep for.
     void wake_others() {
