@@ -56,6 +56,7 @@ Fault Group::broadcast(const Op& op, Buffer buffer) {
     uint64_t span = std::min(room, buffer.bytes);
     bool in_line = buffer.bytes <= kInline;
     bool root = rank_ == op.root;
+    const ResultCopy result(world_, buffer.bytes);
     for (uint64_t n = 0, rounds = rounds_for(buffer.bytes, room); n < rounds; ++n) {
         Buffer now = part(buffer, n, room);
         auto stage = [&] {
@@ -66,13 +67,13 @@ Fault Group::broadcast(const Op& op, Buffer buffer) {
         if (Fault f = begin_round(op, n, buffer.bytes, mine, 1, direct, stage)) return f;
         if (direct) {
             if (root) return leave(op, -1);
-            if (Fault f = copy_offer(op.root, 0, buffer, {})) return f;
+            if (Fault f = copy_offer(op.root, 0, buffer, result)) return f;
             return leave(op, rank_);
         }
         if (n > 0) {
             if (Fault f = await_round(op, round_, op.root)) return f;
         }
-        if (!root) copy(now.data, staged(op.root, in_line, span), now.bytes);
+        if (!root) result.copy(now.data, staged(op.root, in_line, span), now.bytes);
     }
     return {};
 }

@@ -294,6 +294,7 @@ Fault Exchange::step_recv(Transfer& t) {
     int me = group_.rank_;
     Channel& c = group_.segment_->channel(m.peer, me);
     Group::Ends& ends = group_.ends_[size_t(m.peer)];
+    const ResultCopy result(2, m.buffer.bytes);
     while (!t.finished && unread(m.peer) > 0) {
         ChunkHeader header;
         if (!read_header(m.peer, header)) return {};
@@ -329,7 +330,7 @@ Fault Exchange::step_recv(Transfer& t) {
             damaged_ = m.peer;
             return {};
         }
-        if (now) std::memcpy(m.buffer.data + t.done, data, now);
+        result.copy(m.buffer.data + t.done, data, now);
         if (header.heap_size) {
             // If the sender has given up meanwhile, it may have reused its tensor.
             if (Fault f = group_.peer_failure()) return f;
