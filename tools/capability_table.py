@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.registry import find_backend
 from unicomm.comms.backend import Capabilities, Reconfigures
+from unicomm.comms.communicator import Communicator
 from unicomm.comms.execution.composed.completion import is_native
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.dtypes import DTYPES
@@ -47,21 +49,29 @@ def _capabilities(column: str) -> Capabilities:
     return HostsBackend.capabilities if hints else find_backend(backend).capabilities
 
 
-def _how(column: str, operation: str) -> str:
-    """native, composed, or for reductions how much of them is native; a dash when the suite fails."""
+def passes(column: str, name: str) -> bool:
+    """Whether the suite passes for an operation, or for the option with this name; it says what does not."""
     backend, hints, ranks = COLUMNS[column]
-    capabilities = _capabilities(column)
+
+    def check(comm: Communicator) -> None:
+        if name in conformance.OPTIONS:
+            conformance.check_option(comm, name, lambda case: case.count < 1000)
+        else:
+            conformance.check(comm, name, lambda case: case.count < 5000)
+
+    option = conformance.OPTIONS[name].hints if name in conformance.OPTIONS else {}
     try:
         if ranks:
-            run_ranks(
-                lambda comm: conformance.check(comm, operation, lambda case: case.count < 5000),
-                ranks,
-                backend=backend,
-                hints=hints,
-            )
+            run_ranks(check, ranks, backend=backend, hints={**hints, **option})
     except (conformance.ConformanceError, RuntimeError) as error:
-        print(f"{column} {operation}: {error}", file=sys.stderr)
-        return "-"
+        print(f"{column} {name}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _how(column: str, operation: str) -> str:
+    """native, composed, or for reductions how much of them is native."""
+    capabilities = _capabilities(column)
     if not capabilities.moves_data:
         return "pretends"
     row = OPERATIONS.get(operation)
@@ -82,33 +92,21 @@ def _native_share(row: Operation, capabilities: object) -> float:
 
 
 def _with_option(column: str, name: str) -> str:
-    """yes, or what the option is good for; a dash when the suite fails on a communicator that has it."""
-    backend, hints, ranks = COLUMNS[column]
-    try:
-        if ranks:
-            run_ranks(
-                lambda comm: conformance.check_option(comm, name, lambda case: case.count < 1000),
-                ranks,
-                backend=backend,
-                hints={**hints, **conformance.OPTIONS[name].hints},
-            )
-    except (conformance.ConformanceError, RuntimeError) as error:
-        print(f"{column} {name}: {error}", file=sys.stderr)
-        return "-"
+    """yes, or what the option is good for."""
     capabilities = _capabilities(column)
     if not capabilities.moves_data:
         return "pretends"
     return "a call's own" if name.startswith("wire=") and capabilities.one_host else "yes"
 
 
-def table() -> str:
-    """The table as Markdown."""
+def table(passes: Callable[[str, str], bool] = passes) -> str:
+    """The table as Markdown. A cell whose column and row do not pass is a dash."""
     lines = [f"| operation | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for operation in conformance.OPERATIONS:
-        cells = [_how(column, operation) for column in COLUMNS]
+        cells = [_how(column, operation) if passes(column, operation) else "-" for column in COLUMNS]
         lines.append(f"| `{operation}` | {' | '.join(cells)} |")
     for name in conformance.OPTIONS:
-        cells = [_with_option(column, name) for column in COLUMNS]
+        cells = [_with_option(column, name) if passes(column, name) else "-" for column in COLUMNS]
         lines.append(f"| hint `{name}` ([what](numbers.md)) | {' | '.join(cells)} |")
     checks = ["yes" if _capabilities(c).checks_mismatch else "no" for c in COLUMNS]
     hosts = ["one" if _capabilities(c).one_host else "any" for c in COLUMNS]
