@@ -24,9 +24,9 @@ namespace {
 constexpr uint64_t kYieldNs = 1000000;  // yields this long before it sleeps
 constexpr uint64_t kTakenNs = 700000;   // a longer yield gave the core to a foreign process
 constexpr int kYields = 16;             // checks after this many yields
-constexpr int kWithLock = 3;            // yields before it gives a lock back, which costs as much as one
-constexpr long kFewSwitches = 4;        // of kYields: yields do not give this core to the others
-constexpr int kNoYields = 50;           // waits that sleep at once if yields do harm; doubled while they do
+constexpr int kLockYields = 2;    // with a lock kept, as to give it back and take it again costs as much
+constexpr long kFewSwitches = 4;  // of kYields: yields do not give this core to the others
+constexpr int kNoYields = 50;     // waits that sleep at once if yields do harm; doubled while they do
 constexpr int kMostNoYields = 3200;
 constexpr uint64_t kFirstSleepNs = 2000000;     // then sleeps, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but checks peers and the deadline this often
@@ -151,7 +151,7 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
             no_yields_ = no_yields_ / 2 > kNoYields ? no_yields_ / 2 : kNoYields;
             return true;
         }
-        if (i == kWithLock) HeldLock::give_back();
+        if (i > kLockYields) HeldLock::give_back();
         yield_core();
         uint64_t now = now_ns();
         bool harmful = now - before > kTakenNs;
