@@ -50,7 +50,7 @@ def _capabilities(column: str) -> Capabilities:
 
 
 def passes(column: str, name: str) -> bool:
-    """Whether the suite passes for an operation, or for the option with this name; it says what does not."""
+    """Returns whether the suite passes for the operation or option `name`; prints the error if not."""
     backend, hints, ranks = COLUMNS[column]
 
     def check(comm: Communicator) -> None:
@@ -70,7 +70,7 @@ def passes(column: str, name: str) -> bool:
 
 
 def _how(column: str, operation: str) -> str:
-    """native, composed, or for reductions how much of them is native."""
+    """Returns "native" or "composed"; both for a reduction that is native for some element types only."""
     capabilities = _capabilities(column)
     if not capabilities.moves_data:
         return "pretends"
@@ -92,7 +92,7 @@ def _native_share(row: Operation, capabilities: object) -> float:
 
 
 def _with_option(column: str, name: str) -> str:
-    """yes, or what the option is good for."""
+    """Returns "yes" if the hint has an effect, else what has one, or "pretends"."""
     capabilities = _capabilities(column)
     if not capabilities.moves_data:
         return "pretends"

@@ -294,7 +294,7 @@ Fault Exchange::step_recv(Transfer& t) {
     int me = group_.rank_;
     Channel& c = group_.segment_->channel(m.peer, me);
     Group::Ends& ends = group_.ends_[size_t(m.peer)];
-    const ResultCopy result(2, m.buffer.bytes);
+    const ResultCopy result(2, m.buffer.bytes);  // the sender reads as much
     while (!t.finished && unread(m.peer) > 0) {
         ChunkHeader header;
         if (!read_header(m.peer, header)) return {};

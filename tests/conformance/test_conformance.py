@@ -58,7 +58,7 @@ def test_narrow_floats_are_rounded_once(backend, hosts, operation):
 
 #: The options run on these; those of mpi in tests/backends/mpi.
 WITH_OPTIONS = [("shm", "aaaa"), ("gloo", "abcd"), ("ucx", "abcd"), ("auto", "aabb"), ("auto", "aab")]
-WITH_OPTIONS += [(GLOO, "aabb")]
+WITH_OPTIONS += [(GLOO, "aabb"), ("fake", "aa")]
 
 
 @pytest.mark.parametrize("option", conformance.OPTIONS)

@@ -66,11 +66,11 @@ def test_a_program_that_is_not_legal_is_found(server, tmp_path):
     environments = agent_environments(Program.of(2).size, store, base)
     with Job(server, str(conductor.RANK), ["2", "broken"], environments, store) as job:
         job.next("running")
-        deadline = time.monotonic() + 60
-        verdict = Verdict.GOOD
-        while verdict in (Verdict.GOOD, Verdict.SLOW):  # a rank on a busy machine may be slow before
-            assert time.monotonic() < deadline, verdict
-            verdict = analyze(load([rings]), stuck_after=0.3).main.verdict
+        deadline = time.monotonic() + 30
+        not_yet = (Verdict.GOOD, Verdict.SLOW)  # on a busy machine a rank may be slow before the job is stuck
+        while (report := analyze(load([rings]), stuck_after=0.3)).main.verdict in not_yet:
+            assert time.monotonic() < deadline, report
+    assert report.main.verdict is not Verdict.SLOW
 
 
 def test_a_run_with_a_finding_is_counted(tmp_path, capsys):

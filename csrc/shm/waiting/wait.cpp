@@ -24,9 +24,9 @@ namespace {
 constexpr uint64_t kYieldNs = 1000000;  // yields this long before it sleeps
 constexpr uint64_t kTakenNs = 700000;   // a longer yield gave the core to a foreign process
 constexpr int kYields = 16;             // checks after this many yields
-constexpr int kLockYields = 2;    // with a lock kept, as to give it back and take it again costs as much
-constexpr long kFewSwitches = 4;  // of kYields: yields do not give this core to the others
-constexpr int kNoYields = 50;     // waits that sleep at once if yields do harm; doubled while they do
+constexpr int kLockYields = 2;          // the first ones, which keep a lock that is held
+constexpr long kFewSwitches = 4;        // of kYields: yields do not give this core to the others
+constexpr int kNoYields = 50;           // waits that sleep at once if yields do harm; doubled while they do
 constexpr int kMostNoYields = 3200;
 constexpr uint64_t kFirstSleepNs = 2000000;     // then sleeps, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but checks peers and the deadline this often
