@@ -4,8 +4,10 @@
     python -m benchmarks.hosts --hosts 3 --ranks 2
 
 Hosts are network namespaces of this machine (tools/namespaces.py). They share its cores, and the link
-between them has the latency and the speed of the kernel, not of a network. Measured as in
-cpu_collectives.py: in turn, results checked, the slowest rank's time, medians and ratios of one run.
+between them has the latency and the speed of the kernel, not of a network. TCP's congestion control is reno,
+which is as cubic where no packet is lost: bbr sends at a rate that it estimates, so that times of all
+contenders vary by two. Measured as in cpu_collectives.py: in turn, results checked, the slowest rank's time,
+medians and ratios of one run.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7, help="turns of each contender (default: 7)")
     parser.add_argument("--operations", nargs="+", default=list(OPERATIONS), choices=OPERATIONS)
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes of a rank; default: 8 B to 16 MiB")
+    parser.add_argument("--congestion", default="reno", help='control of TCP; "" for that of this machine')
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     if reason := why_not():
@@ -77,7 +80,10 @@ def main() -> None:
                     cases.append(({"operation": operation, "dtype": dtype, "bytes": n}, label))
     rows: list[dict[str, Any]] = []
     world = options.hosts * options.ranks
-    with Namespaces(options.hosts) as hosts, tempfile.TemporaryDirectory(prefix="unicomm-bench-") as folder:
+    with (
+        Namespaces(options.hosts, congestion=options.congestion) as hosts,
+        tempfile.TemporaryDirectory(prefix="unicomm-bench-") as folder,
+    ):
         environment = {"GLOO_SOCKET_IFNAME": "eth0", "BENCH_INTERFACE": "eth0"}
         groups: list[Group] = []
         try:

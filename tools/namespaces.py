@@ -37,9 +37,12 @@ def why_not() -> str:
 class Namespaces:
     """`n` hosts, from 0. Raises `subprocess.CalledProcessError` when one cannot be made."""
 
-    def __init__(self, n: int, only_ipv6: bool = False) -> None:
-        """`only_ipv6`: the network between the hosts has no IPv4."""
+    def __init__(self, n: int, only_ipv6: bool = False, congestion: str = "") -> None:
+        """`only_ipv6`: the network between the hosts has no IPv4. `congestion`: TCP's congestion control in
+        the hosts, such as reno; "" for that of this machine.
+        """
         self._only_ipv6 = only_ipv6
+        self._congestion = congestion
         key = secrets.token_hex(3)
         self.names = [f"uc{key}-{i}" for i in range(n)]
         self._middle = f"uc{key}-m"
@@ -78,6 +81,9 @@ class Namespaces:
                 address = [f"{self.address(i)}/64", "nodad"] if self._only_ipv6 else [f"{self.address(i)}/24"]
                 command("ip", "-n", name, "addr", "add", *address, "dev", "eth0")
                 command("ip", "-n", name, "link", "set", "eth0", "up")
+                if self._congestion:
+                    setting = f"net.ipv4.tcp_congestion_control={self._congestion}"
+                    command("ip", "netns", "exec", name, "sysctl", "-qw", setting)
                 self._keepers.append(_keeper(name))
         except BaseException:
             self.__exit__()

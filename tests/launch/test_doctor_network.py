@@ -68,6 +68,11 @@ def test_bad_hosts_are_named():
     named = [replace(place, own_name="127.0.1.1") for place in PLACES]
     (loopback,) = of_pairs(named, GOOD)
     assert (loopback.what, loopback.ok) == ("node0, node1, node2 and 1 more", None)
+    paced = [replace(place, congestion="bbr" if i > 1 else "cubic") for i, place in enumerate(PLACES)]
+    (remark,) = of_pairs(paced, GOOD)
+    assert (remark.what, remark.ok) == ("node2, node3", None)
+    assert "bbr" in remark.detail
+    assert "net.ipv4.tcp_congestion_control=cubic" in remark.cure
 
 
 def test_hosts_of_one_name_are_told_apart():
@@ -110,7 +115,7 @@ def test_options_that_cannot_be(arguments, code):
 @pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces: {why_not()}")
 def test_the_bad_path_between_three_hosts_is_found(tmp_path):
     """The rank beside the leader of a host takes part without measuring."""
-    with Namespaces(3) as hosts, Relay(hosts) as network:
+    with Namespaces(3, congestion="reno") as hosts, Relay(hosts) as network:
         network.set(1, 2, rate=20e6)
         where = [0, 1, 2, 2]
         ranks = []
@@ -143,6 +148,7 @@ def test_the_bad_path_between_three_hosts_is_found(tmp_path):
     assert [rank.returncode for rank in ranks] == [1, 0, 0, 0]
     assert said[1:] == ["", "", ""]
     assert [place["address"] for place in report["hosts"]] == ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
+    assert {place["congestion"] for place in report["hosts"]} == {"reno"}
     slow = min(report["pairs"], key=lambda pair: pair["there"])
     assert (slow["one"], slow["other"], slow["path_mtu"]) == (1, 2, 1500)
     assert slow["there"] < 30e6

@@ -44,7 +44,8 @@ _CHUNK = bytes(1 << 20)
 @dataclass(frozen=True)
 class Place:
     """A host as it sees itself. `own_name`: the address that its own name has there. `gigabits`: of the
-    interface, None if it does not say. `interface` and `mtu` are those of `address`.
+    interface, None if it does not say. `interface` and `mtu` are those of `address`. `congestion`: TCP's
+    congestion control that connections begin with, "" if the system does not say.
     """
 
     hostname: str
@@ -53,6 +54,7 @@ class Place:
     interface: str
     mtu: int
     gigabits: float | None
+    congestion: str = ""
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,7 @@ def here(address: str) -> Place:
     except OSError:
         own_name = ""
     interface = interface_of(address)
-    return Place(name, own_name, address, interface, *_of_device(interface))
+    return Place(name, own_name, address, interface, *_of_device(interface), _congestion())
 
 
 def interface_of(address: str) -> str:
@@ -278,6 +280,15 @@ def interface_of(address: str) -> str:
         except InvalidArgumentError:  # it has no address
             continue
     return ""
+
+
+def _congestion() -> str:
+    with socket.socket() as s:
+        try:
+            name = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        except OSError:
+            return ""
+    return name.split(b"\0")[0].decode(errors="replace")
 
 
 def _of_device(interface: str) -> tuple[int, float | None]:

@@ -84,6 +84,11 @@ def of_pairs(places: Sequence[Place], pairs: Sequence[Pair]) -> Iterator[Finding
     if len(mtus) > 1:
         sizes = ", ".join(f"{name} {place.mtu}" for name, place in zip(names, places, strict=True))
         yield Finding("MTU", False, f"it differs between hosts: {sizes}", "set the same on all interfaces")
+    paced = [name for name, place in zip(names, places, strict=True) if place.congestion.startswith("bbr")]
+    if paced:
+        detail = "TCP's congestion control is bbr, which sends at a rate that it estimates"
+        cure = "within one data centre compare cubic: `sysctl net.ipv4.tcp_congestion_control=cubic`"
+        yield Finding(_some(paced), None, detail, cure)
     for pair in pairs:
         if pair.trouble:
             cure = "open the ports between the hosts for all programs of the job: they choose ports freely"
@@ -192,11 +197,11 @@ def _table(*columns: str) -> Table:
 
 
 def _table_of_places(places: Sequence[Place]) -> Table:
-    table = _table("host", "address", "interface", "MTU", "speed")
+    table = _table("host", "address", "interface", "MTU", "speed", "TCP")
     for name, place in zip(names_of(places), places, strict=True):
         speed = f"{place.gigabits:g} Gbit/s" if place.gigabits else "unknown"
         row = (name, place.address or "none", place.interface or "-", str(place.mtu or "-"), speed)
-        table.add_row(*map(printable, row))
+        table.add_row(*map(printable, (*row, place.congestion or "-")))
     return table
 
 
