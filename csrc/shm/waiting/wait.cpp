@@ -31,6 +31,7 @@ constexpr int kMostNoYields = 3200;
 constexpr uint64_t kFirstSleepNs = 2000000;     // then sleeps, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but checks peers and the deadline this often
 constexpr int kSpins = 400;                     // about 5 us of pauses
+constexpr int kWanted = 100;                    // waits that do not spin after a yield had an effect
 
 void futex_wait(Shared<uint32_t>& word, uint32_t value, uint64_t ns) {
     if constexpr (simulation::kOn) {
@@ -144,6 +145,9 @@ Waiter::Waiter(Segment& segment, int rank)
 // the awaited rank needs.
 std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
     bool crowded = spins_ == 1;
+    // Ranks of other jobs, or of other containers, are not counted among those that share the cores.
+    const bool looks = !crowded && wanted_ == 0;
+    const long switched_before = looks ? switches() : 0;
     uint64_t begin = now_ns(), before = begin;
     long lost = 0;
     for (int i = 1;; ++i) {
@@ -153,6 +157,7 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
         }
         if (i > kLockYields) HeldLock::give_back();
         yield_core();
+        if (looks && i == 1 && switches() != switched_before) wanted_ = kWanted;
         uint64_t now = now_ns();
         bool harmful = now - before > kTakenNs;
         before = now;
@@ -175,6 +180,7 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
 }
 
 bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
+    if (wanted_ > 0) --wanted_;
     if (sleep_at_once_ > 0) {
         --sleep_at_once_;
     } else if (auto over = yield(ready, stop)) {

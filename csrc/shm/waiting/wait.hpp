@@ -50,7 +50,7 @@ class Waiter {
     // every millisecond, at least every 50 ms, and returns true to give up.
     template <class Ready, class Stop>
     bool until(Ready ready, Stop stop) {
-        for (int i = 0; i < spins_; ++i) {
+        for (int i = 0, spins = wanted_ == 0 ? spins_ : 1; i < spins; ++i) {
             if (ready()) return true;
             if (i == kAtOnce) HeldLock::give_back();
             cpu_pause();
@@ -82,6 +82,7 @@ class Waiter {
     Segment& segment_;
     int rank_;
     int spins_;
+    int wanted_ = 0;         // number of waits that do not spin, as others want this core
     int sleep_at_once_ = 0;  // number of waits that skip yielding
     int no_yields_ = 50;     // its value for the next time that yields do harm
     std::function<void()> at_end_;
