@@ -8,6 +8,7 @@ Some of the wheels have files of the same names.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import subprocess
 import sys
@@ -76,5 +77,16 @@ def install(wheels: Sequence[str], home: Path = HOME) -> None:
     subprocess.run([*pip, "mpi4py>=4.1"], check=True)
 
 
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    wheels = [wheel for wheel, *_ in _KNOWN.values()]
+    parser.add_argument("wheels", nargs="*", metavar="WHEEL", help=f"default: all; {', '.join(wheels)}")
+    chosen = parser.parse_args().wheels or wheels
+    if unknown := [wheel for wheel in chosen if wheel not in wheels]:
+        parser.error(f"no MPI library that is known here: {', '.join(unknown)}")
+    install(chosen)
+
+
 if __name__ == "__main__":
-    install(sys.argv[1:] or [wheel for wheel, *_ in _KNOWN.values()])
+    main()
