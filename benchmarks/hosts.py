@@ -5,9 +5,9 @@
 
 Hosts are network namespaces of this machine (tools/namespaces.py). They share its cores, and the link
 between them has the latency and the speed of the kernel, not of a network. TCP's congestion control is reno,
-which is as cubic where no packet is lost: bbr sends at a rate that it estimates, so that times of all
-contenders vary by two. Measured as in cpu_collectives.py: in turn, results checked, the slowest rank's time,
-medians and ratios of one run.
+which behaves like cubic where no packet is lost. With bbr, which sends at an estimated rate, the times of
+all contenders vary by a factor of two. Measured as in cpu_collectives.py: in turn, results checked, the
+slowest rank's time, medians and ratios of one run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7, help="turns of each contender (default: 7)")
     parser.add_argument("--operations", nargs="+", default=list(OPERATIONS), choices=OPERATIONS)
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes of a rank; default: 8 B to 16 MiB")
-    parser.add_argument("--congestion", default="reno", help='control of TCP; "" for that of this machine')
+    congestion = "congestion control of TCP (default: reno); '' for this machine's default"
+    parser.add_argument("--congestion", default="reno", help=congestion)
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     if reason := why_not():

@@ -39,7 +39,7 @@ class Namespaces:
 
     def __init__(self, n: int, only_ipv6: bool = False, congestion: str = "") -> None:
         """`only_ipv6`: the network between the hosts has no IPv4. `congestion`: TCP's congestion control in
-        the hosts, such as reno; "" for that of this machine.
+        the hosts, such as reno; "" for this machine's default.
         """
         self._only_ipv6 = only_ipv6
         self._congestion = congestion

@@ -1,4 +1,4 @@
-"""Ranks that have a core each, as far as they know, and share it with others: of this job or of another."""
+"""Ranks that count a core for each of them, while other threads use the same cores."""
 
 import os
 
@@ -13,7 +13,9 @@ pytestmark = [
 
 
 def test_a_wait_does_not_spin_while_another_rank_wants_the_core(start):
-    """The least time of 40 blocks each, in turn: 4 times as long if each wait spins, equal if none does."""
+    """The fastest of 40 blocks of calls is compared, between a communicator that counted two cores and one
+    that counted one. The first takes 4 times as long if its waits spin, and equally long if they do not.
+    """
     job = start("shared_core.py", 2)
     for said in job.next("measured"):
         assert said["before"] < 2 * said["since"]

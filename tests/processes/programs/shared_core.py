@@ -1,4 +1,4 @@
-"""Ranks that share one core: one communicator was made before they did, the other one since."""
+"""Two ranks that move to one core, with a communicator from before the move, and one from after it."""
 
 import os
 import time
