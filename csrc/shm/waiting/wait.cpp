@@ -30,7 +30,6 @@ constexpr int kNoYields = 50;           // waits that sleep at once if yields do
 constexpr int kMostNoYields = 3200;
 constexpr uint64_t kFirstSleepNs = 2000000;     // then sleeps, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but checks peers and the deadline this often
-constexpr int kSpins = 400;                     // about 5 us of pauses
 constexpr int kWanted = 100;                    // waits that do not spin after a yield had an effect
 
 void futex_wait(Shared<uint32_t>& word, uint32_t value, uint64_t ns) {
@@ -136,7 +135,10 @@ bool ProcessWatch::dead(int rank) const {
 }
 
 Waiter::Waiter(Segment& segment, int rank)
-    : segment_(segment), rank_(rank), spins_(segment.layout().world <= usable_cores() ? kSpins : 1) {}
+    : segment_(segment),
+      rank_(rank),
+      crowded_(segment.layout().world > usable_cores()),
+      wanted_(crowded_ ? kWanted : 0) {}
 
 // A yield hands the core to another thread of the same scheduling group. Two conditions make it harmful, and
 // both are detected as soon as anything else runs. A foreign process of the same group does not yield back:
@@ -144,9 +146,10 @@ Waiter::Waiter(Segment& segment, int rank)
 // each under autogroup, as torchrun starts them), a yield has no effect, and this thread burns the core that
 // the awaited rank needs.
 std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
-    bool crowded = spins_ == 1;
-    // Ranks of other jobs, or of other containers, are not counted among those that share the cores.
-    const bool looks = !crowded && wanted_ == 0;
+    if (wanted_ > 0) --wanted_;
+    // Ranks that share the cores may all be asleep but one, and ranks of other jobs and containers share them
+    // uncounted.
+    const bool looks = wanted_ == 0;
     const long switched_before = looks ? switches() : 0;
     uint64_t begin = now_ns(), before = begin;
     long lost = 0;
@@ -164,10 +167,13 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
         if (i % kYields == 0) {
             if (stop(false)) return ready();
             if (now - begin > kYieldNs) return std::nullopt;
-            if (crowded) {
+            if (crowded_) {
                 long switched = switches();
                 // The other threads of this core may be asleep: no reason to sleep at once next time.
-                if (i > kYields && switched - lost < kFewSwitches) return std::nullopt;
+                if (i > kYields && switched - lost < kFewSwitches) {
+                    wanted_ = kWanted;
+                    return std::nullopt;
+                }
                 lost = switched;
             }
         }
@@ -180,7 +186,6 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
 }
 
 bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
-    if (wanted_ > 0) --wanted_;
     if (sleep_at_once_ > 0) {
         --sleep_at_once_;
     } else if (auto over = yield(ready, stop)) {

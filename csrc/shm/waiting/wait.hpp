@@ -1,6 +1,6 @@
-// Waiting that works with idle cores, busy cores and more ranks than cores: spins for some microseconds (only
-// if every rank can have a core), then yields, then sleeps in the kernel. Meanwhile the waiting thread checks
-// the abort flag, the deadline and the processes of its peers.
+// Waiting that works with idle cores, busy cores and more ranks than cores: spins for some microseconds (unless
+// others want the core), then yields, then sleeps in the kernel. Meanwhile the waiting thread checks the abort
+// flag, the deadline and the processes of its peers.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -50,7 +50,7 @@ class Waiter {
     // every millisecond, at least every 50 ms, and returns true to give up.
     template <class Ready, class Stop>
     bool until(Ready ready, Stop stop) {
-        for (int i = 0, spins = wanted_ == 0 ? spins_ : 1; i < spins; ++i) {
+        for (int i = 0, spins = wanted_ == 0 ? kSpins : 1; i < spins; ++i) {
             if (ready()) return true;
             if (i == kAtOnce) HeldLock::give_back();
             cpu_pause();
@@ -73,6 +73,8 @@ class Waiter {
     void at_end(std::function<void()> call) { at_end_ = std::move(call); }
 
   private:
+    static constexpr int kSpins = 400;  // about 5 us of pauses
+
     // Like `slow`; returns nothing if sleeping is better.
     std::optional<bool> yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
     bool slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
@@ -81,8 +83,8 @@ class Waiter {
 
     Segment& segment_;
     int rank_;
-    int spins_;
-    int wanted_ = 0;         // number of waits that do not spin, as others want this core
+    bool crowded_;           // there are more ranks than cores
+    int wanted_;             // number of waits that yield and do not spin before, as others want this core
     int sleep_at_once_ = 0;  // number of waits that skip yielding
     int no_yields_ = 50;     // its value for the next time that yields do harm
     std::function<void()> at_end_;
