@@ -313,7 +313,16 @@ Fault Group::await_round(const Op& op, uint64_t round, int only) {
                            segment_->announcement(p, round).round.load() == expected;
                 });
             };
-            if (!waiter_.until(ready, stop)) return odd >= 0 ? damaged(odd, "the round") : break_group(fault);
+            auto beside = [&] {
+                for (int p = r; p < last; ++p) {
+                    if (segment_->announcement(p, round).round.load(std::memory_order_relaxed) != expected &&
+                        waiter_.beside(p))
+                        return true;
+                }
+                return false;
+            };
+            if (!waiter_.until(ready, stop, beside))
+                return odd >= 0 ? damaged(odd, "the round") : break_group(fault);
         }
         // A rank called another operation after the first round.
         if (agreed_ && theirs.signature != agreed_) return damaged(r, "the signature");
@@ -343,6 +352,7 @@ void Group::publish(const Op& op, uint64_t longest) {
         std::memcpy(mine.inline_data, &offer, sizeof offer);
         offer_ = nullptr;
     }
+    waiter_.tell_core();
     mine.round.store(with_checksum(round_), std::memory_order_release);
     waiter_.wake_others();
 }

@@ -418,6 +418,12 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
     if (group_.is_broken_) return group_.group_fault();
     if (Fault f = group_.peer_failure()) return f;
     if (Fault f = reach_receivers(deadline_ns)) return f;
+    group_.waiter_.tell_core();
+    auto beside = [&] {
+        return std::any_of(transfers_.begin(), transfers_.end(), [&](const Transfer& t) {
+            return t.message.peer >= 0 && group_.waiter_.beside(t.message.peer);
+        });
+    };
     bool late = false;
     while (!transfers_.empty() && done.empty() && !late && !interrupted_.exchange(false)) {
         Fault fault;
@@ -426,7 +432,7 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
             late = now_ns() >= return_ns;
             return late || must_stop(deadline_ns, deep, fault);
         };
-        if (!group_.waiter_.until(ready, stop) && !late) return group_.break_group(fault);
+        if (!group_.waiter_.until(ready, stop, beside) && !late) return group_.break_group(fault);
         if (damaged_ >= 0) return group_.damaged(damaged_, "a message");
         begin_pass();
         for (Transfer& t : transfers_) {

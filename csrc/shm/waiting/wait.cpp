@@ -24,7 +24,7 @@ namespace {
 constexpr uint64_t kYieldNs = 1000000;  // yields this long before it sleeps
 constexpr uint64_t kTakenNs = 700000;   // a longer yield gave the core to a foreign process
 constexpr int kYields = 16;             // checks after this many yields
-constexpr int kLockYields = 2;          // the first ones, which keep a lock that is held
+constexpr int kCheapYields = 2;         // the first ones: they keep a lock that is held, and may spin again
 constexpr long kFewSwitches = 4;        // of kYields: yields do not give this core to the others
 constexpr int kNoYields = 50;           // waits that sleep at once if yields do harm; doubled while they do
 constexpr int kMostNoYields = 3200;
@@ -48,6 +48,12 @@ void futex_wake(Shared<uint32_t>& word) {
 void yield_core() {
     if constexpr (simulation::kOn) return simulation::yield({"yield", __FILE__, __func__, __LINE__});
     sched_yield();
+}
+
+// 1 + the core that this thread is on.
+uint32_t this_core() {
+    if constexpr (simulation::kOn) return 0;
+    return static_cast<uint32_t>(sched_getcpu() + 1);
 }
 
 // The number of involuntary context switches of this thread: a yield that had an effect counts.
@@ -135,22 +141,24 @@ bool ProcessWatch::dead(int rank) const {
 }
 
 Waiter::Waiter(Segment& segment, int rank)
-    : segment_(segment),
-      rank_(rank),
-      crowded_(segment.layout().world > usable_cores()),
-      wanted_(crowded_ ? kWanted : 0) {}
+    : segment_(segment), rank_(rank), crowded_(segment.layout().world > usable_cores()) {}
+
+void Waiter::write_core() {
+    const uint32_t core = this_core();
+    if (core == core_) return;
+    core_ = core;
+    segment_.control(rank_).core.store(core, std::memory_order_relaxed);
+}
 
 // A yield hands the core to another thread of the same scheduling group. Two conditions make it harmful, and
 // both are detected as soon as anything else runs. A foreign process of the same group does not yield back:
 // it keeps the core for its time slice, some milliseconds. And if each rank is a group of its own (a session
 // each under autogroup, as torchrun starts them), a yield has no effect, and this thread burns the core that
 // the awaited rank needs.
-std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
+std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bool)>& stop,
+                                  const Look& beside, bool spun) {
     if (wanted_ > 0) --wanted_;
-    // Ranks that share the cores may all be asleep but one, and ranks of other jobs and containers share them
-    // uncounted.
-    const bool looks = wanted_ == 0;
-    const long switched_before = looks ? switches() : 0;
+    const long switched_before = spun ? switches() : 0;
     uint64_t begin = now_ns(), before = begin;
     long lost = 0;
     for (int i = 1;; ++i) {
@@ -158,11 +166,17 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
             no_yields_ = no_yields_ / 2 > kNoYields ? no_yields_ / 2 : kNoYields;
             return true;
         }
-        if (i > kLockYields) HeldLock::give_back();
+        if (i > kCheapYields) HeldLock::give_back();
         yield_core();
-        if (looks && i == 1 && switches() != switched_before) wanted_ = kWanted;
+        // Ranks of other jobs and containers, and threads that are no ranks, want this core uncounted.
+        if (spun && i == 1 && switches() != switched_before) wanted_ = kWanted;
         uint64_t now = now_ns();
         bool harmful = now - before > kTakenNs;
+        // The ranks of this core have come meanwhile: it may as well wait for those of other cores.
+        if (crowded_ && wanted_ == 0 && i <= kCheapYields && !harmful && !beside()) {
+            if (spin(ready)) return true;
+            now = now_ns();
+        }
         before = now;
         if (i % kYields == 0) {
             if (stop(false)) return ready();
@@ -185,10 +199,10 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
     }
 }
 
-bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
+bool Waiter::slow(const Look& ready, const std::function<bool(bool)>& stop, const Look& beside, bool spun) {
     if (sleep_at_once_ > 0) {
         --sleep_at_once_;
-    } else if (auto over = yield(ready, stop)) {
+    } else if (auto over = yield(ready, stop, beside, spun)) {
         return *over;
     }
     HeldLock::give_back();

@@ -1,6 +1,6 @@
-// Waiting that works with idle cores, busy cores and more ranks than cores: spins for some microseconds (unless
-// others want the core), then yields, then sleeps in the kernel. Meanwhile the waiting thread checks the abort
-// flag, the deadline and the processes of its peers.
+// Waiting that works with idle cores, busy cores and more ranks than cores: spins for some microseconds
+// (unless others want the core), then yields, then sleeps in the kernel. Meanwhile the waiting thread checks
+// the abort flag, the deadline and the processes of its peers.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -47,15 +47,26 @@ class Waiter {
     Waiter(Segment& segment, int rank);
 
     // Calls `ready` until it returns true. Returns false if `stop` asks to give up; `stop` is called about
-    // every millisecond, at least every 50 ms, and returns true to give up.
+    // every millisecond, at least every 50 ms, and returns true to give up. `beside` says whether an awaited
+    // rank has to get this rank's core first, and is asked only if there are more ranks than cores.
+    template <class Ready, class Stop, class Beside>
+    bool until(Ready ready, Stop stop, Beside beside) {
+        if (ready()) return true;
+        const bool spins = wanted_ == 0 && !(crowded_ && (sleep_at_once_ > 0 || beside()));
+        if (spins && spin(ready)) return true;
+        return slow(std::ref(ready), std::ref(stop), std::ref(beside), spins);
+    }
     template <class Ready, class Stop>
     bool until(Ready ready, Stop stop) {
-        for (int i = 0, spins = wanted_ == 0 ? kSpins : 1; i < spins; ++i) {
-            if (ready()) return true;
-            if (i == kAtOnce) HeldLock::give_back();
-            cpu_pause();
-        }
-        return slow(std::ref(ready), std::ref(stop));
+        return until(ready, stop, [] { return false; });
+    }
+    // Tells the others on which core this rank is, if there are more ranks than cores.
+    void tell_core() {
+        if (crowded_) write_core();
+    }
+    // Whether the other rank was last on this rank's core.
+    bool beside(int rank) const {
+        return segment_.control(rank).core.load(std::memory_order_relaxed) == core_;
     }
     // To be called after publishing what others may sleep for.
     void wake_others() {
@@ -75,16 +86,29 @@ class Waiter {
   private:
     static constexpr int kSpins = 400;  // about 5 us of pauses
 
+    using Look = std::function<bool()>;
+    template <class Ready>
+    static bool spin(Ready& ready) {
+        for (int i = 0; i < kSpins; ++i) {
+            if (i == kAtOnce) HeldLock::give_back();
+            cpu_pause();
+            if (ready()) return true;
+        }
+        return false;
+    }
     // Like `slow`; returns nothing if sleeping is better.
-    std::optional<bool> yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
-    bool slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
+    std::optional<bool> yield(const Look& ready, const std::function<bool(bool)>& stop, const Look& beside,
+                              bool spun);
+    bool slow(const Look& ready, const std::function<bool(bool)>& stop, const Look& beside, bool spun);
+    void write_core();
     void ring_doorbells();
     void ring_doorbell(int rank);
 
     Segment& segment_;
     int rank_;
     bool crowded_;           // there are more ranks than cores
-    int wanted_;             // number of waits that yield and do not spin before, as others want this core
+    uint32_t core_ = 0;      // 1 + the core of this rank, which it has told
+    int wanted_ = 0;         // number of waits that yield and do not spin before, as others want this core
     int sleep_at_once_ = 0;  // number of waits that skip yielding
     int no_yields_ = 50;     // its value for the next time that yields do harm
     std::function<void()> at_end_;
