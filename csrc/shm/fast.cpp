@@ -197,15 +197,15 @@ class FastPath : public FastCalls {
         long peer = PyLong_AsLong(peer_arg.ptr());
         if (peer == -1 && PyErr_Occurred()) PyErr_Clear();
         if (peer < 0 || peer >= b_.world() || peer == b_.rank()) return no();
-        const std::vector<shm::Message> messages{
-            {send, int(peer), shm::buffer_of(t), t.dtype, uint64_t(t.numel)}};
         std::unique_lock running(b_.running(), std::try_to_lock);
-        if (!running || blocked() || !b_.begins(messages)) return no();
+        if (!running || blocked()) return no();
+        single_[0] = {send, int(peer), shm::buffer_of(t), t.dtype, uint64_t(t.numel)};
+        if (!b_.begins(single_)) return no();
         ring::NewRecord n = record_of_message(send, t, next_pair_seq(int(peer), send), int(peer));
         uint64_t deadline = deadline_after(timeout, n.created_ns);
         uint64_t record = r_.writer.begin(n);
         Running now(*this, n.op, n.seq);
-        Fault fault = held_at_first(t.bytes, [&] { return b_.exchange(messages, deadline); });
+        Fault fault = held_at_first(t.bytes, [&] { return b_.exchange(single_, deadline); });
         return finished(record, n, fault, true, tensor);
     }
 
@@ -306,6 +306,7 @@ class FastPath : public FastCalls {
 
     nb::object backend_;  // keeps it alive
     FastOperations& b_;
+    std::vector<shm::Message> single_ = std::vector<shm::Message>(1);  // guarded by `running`
     nb::object failed_ = nb::none();
     uint64_t seq_ = 0;             // guarded by the GIL
     std::vector<uint64_t> pairs_;  // guarded by the GIL

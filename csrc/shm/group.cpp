@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/hash.hpp"
+#include "shm/p2p.hpp"
 
 namespace unicomm::shm {
 namespace {
@@ -68,7 +69,8 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>&
       heaps_(static_cast<size_t>(world_)),
       readers_(static_cast<size_t>(world_)),
       factors_(static_cast<size_t>(world_)),
-      ends_(static_cast<size_t>(world_)) {
+      ends_(static_cast<size_t>(world_)),
+      single_(std::make_unique<Exchange>(*this, false)) {
     RankControl& me = segment_->control(rank_);
     me.pid = static_cast<uint32_t>(pids[static_cast<size_t>(rank)]);
     me.fault_rank = -1;
@@ -77,6 +79,8 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>&
     waiter_.at_end([this] { deadlock_.wait_ended(); });
     me.state.store(static_cast<uint32_t>(RankState::kHere));
 }
+
+Group::~Group() = default;
 
 std::vector<int> Group::dead_ranks() const {
     std::vector<int> dead;
@@ -96,8 +100,10 @@ Fault Group::break_group(Fault fault) {
     for (int r : fault.culprits) {
         if (r >= 0 && size_t(r) < kTold) me.culprits[r / 64].fetch_or(uint64_t{1} << r % 64);
     }
-    me.state.store(static_cast<uint32_t>(RankState::kFailed));
+    // Counted first: whoever sees the state looks there, and a rank that is killed in between is one that
+    // died.
     segment_->header().failures.fetch_add(1);
+    me.state.store(static_cast<uint32_t>(RankState::kFailed));
     is_broken_ = true;
     waiter_.wake_others();
     return fault;
@@ -251,6 +257,7 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
         if (fault.code == FaultCode::kTimeout && fault.culprits == awaited) {
             fault.culprits = kind.anybody ? culprit_finder_.responsible_for_any(rank_)
                                           : culprit_finder_.responsible(awaited);
+            if (fault.culprits.empty()) relayed_failure(fault);  // all others have since given up
         }
         if (!aborted_) fault = deadlock_.ended_by(fault);
         return true;

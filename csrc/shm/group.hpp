@@ -82,11 +82,14 @@ struct Transfer {
 using SignalCheck = bool (*)();
 void set_signal_check(SignalCheck check);
 
+class Exchange;
+
 class Group final : public FastOperations {
   public:
     // `name` appears in the messages of other ranks.
     Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids,
           const std::string& name = "");
+    ~Group() override;
 
     Fault barrier(const Op& op);
     Fault broadcast(const Op& op, Buffer buffer);
@@ -249,9 +252,11 @@ class Group final : public FastOperations {
         uint64_t sent = 0, received = 0;  // messages that have a number
         uint64_t sends_done = 0, receives_done = 0;
         uint64_t head = 0, tail = 0;  // chunks written for that rank, and read from it
+        uint64_t acknowledged = 0;    // of those written: how many that rank is known to have read
     };
     std::vector<Ends> ends_;
-    std::list<Transfer> early_;  // messages that arrived before a receive with their tag, in order
+    std::unique_ptr<Exchange> single_;  // of a message that is alone
+    std::list<Transfer> early_;         // messages that arrived before a receive with their tag, in order
     Shared<bool> aborted_{false}, is_broken_{false};
     std::mutex running_;
     Mutex fault_mutex_;

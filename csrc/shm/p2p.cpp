@@ -13,6 +13,13 @@ namespace {
 
 constexpr uint64_t kLong = 256 * 1024;  // bytes of a long message
 
+// Gets the lines of a small message from the caches of another core side by side, before they are needed.
+template <int kToWrite>
+void fetch(const char* chunk) {
+    __builtin_prefetch(chunk, kToWrite);
+    __builtin_prefetch(chunk + kLine, kToWrite);
+}
+
 // Whether a message of this size and type is one for the receive `m`.
 bool fits(const Message& m, uint64_t bytes, uint64_t count, uint32_t dtype) {
     return bytes == m.buffer.bytes && count == m.count && dtype == uint32_t(m.dtype);
@@ -62,10 +69,24 @@ uint64_t Exchange::unread(int peer) {
 uint64_t Exchange::unacknowledged(int peer) {
     uint64_t head = group_.ends_[size_t(peer)].head, tail = 0;
     uint64_t word = group_.segment_->channel(group_.rank_, peer).tail.load(std::memory_order_acquire);
-    if (read_checksummed(word, tail) && tail <= head && head - tail <= group_.segment_->layout().p2p_depth)
+    if (read_checksummed(word, tail) && tail <= head && head - tail <= group_.segment_->layout().p2p_depth) {
+        group_.ends_[size_t(peer)].acknowledged = tail;
         return head - tail;
+    }
     damaged_ = peer;
     return 0;
+}
+
+bool Exchange::has_room(int peer, uint64_t chunks) {
+    const Group::Ends& ends = group_.ends_[size_t(peer)];
+    const uint64_t depth = group_.segment_->layout().p2p_depth;
+    return ends.head - ends.acknowledged + chunks <= depth || unacknowledged(peer) + chunks <= depth;
+}
+
+bool Exchange::is_rejected(const Transfer& t) {
+    if (t.done == 0 && !t.offered) return false;
+    const Channel& c = group_.segment_->channel(group_.rank_, t.message.peer);
+    return c.rejected.load(std::memory_order_acquire) == with_checksum(t.number + 1);
 }
 
 bool Exchange::read_header(int peer, ChunkHeader& header) {
@@ -206,16 +227,13 @@ Fault Exchange::mismatch(const Transfer& t, uint32_t dtype, uint64_t count) cons
 
 // Also returns true if something is damaged; `damaged_` is then the rank that wrote it.
 bool Exchange::can_step(Transfer& t) {
-    Segment& segment = *group_.segment_;
     int me = group_.rank_, peer = t.message.peer;
     if (t.finished) return false;
     if (t.message.send) {
         if (t.number != group_.ends_[size_t(peer)].sends_done) return false;
-        Channel& c = segment.channel(me, peer);
-        if (c.rejected.load(std::memory_order_acquire) == with_checksum(t.number + 1)) return true;
-        uint64_t on_the_way = unacknowledged(peer);
-        if (damaged_ >= 0) return true;
-        return t.offered ? on_the_way == 0 : on_the_way < segment.layout().p2p_depth;
+        if (is_rejected(t)) return true;
+        const bool can = t.offered ? unacknowledged(peer) == 0 : has_room(peer, 1);
+        return can || damaged_ >= 0;
     }
     if (t.early) return true;
     if (t.number == Transfer::kUnmatched) {
@@ -235,19 +253,17 @@ void Exchange::step_send(Transfer& t) {
     Group::Ends& ends = group_.ends_[size_t(m.peer)];
     const Layout& l = group_.segment_->layout();
     while (!t.finished) {
-        if (c.rejected.load(std::memory_order_acquire) == with_checksum(t.number + 1)) {
+        if (is_rejected(t)) {
             refuse(t, {FaultCode::kMismatch, both(me, m.peer), {}, "the receiver's tensor differs"});
             return;
         }
-        uint64_t on_the_way = unacknowledged(m.peer);
-        if (damaged_ >= 0) return;
         if (t.offered) {
-            if (on_the_way > 0) return;
+            if (unacknowledged(m.peer) > 0 || damaged_ >= 0) return;
             if (c.unreadable.load(std::memory_order_acquire) != with_checksum(t.number + 1)) return finish(t);
             t.offered = 0;
             t.staged = true;
         }
-        if (on_the_way >= l.p2p_depth) return;
+        if (!has_room(m.peer, 1) || damaged_ >= 0) return;
         auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(me, m.peer, ends.head));
         // A message that fits into the ring is complete for the sender once it is copied, wherever the tensor
         // lies.
@@ -283,6 +299,7 @@ void Exchange::step_send(Transfer& t) {
         t.done += now;
         if (t.done == m.buffer.bytes) finish(t);
     }
+    fetch<1>(group_.segment_->chunk(me, m.peer, ends.head));
 }
 
 Fault Exchange::step_recv(Transfer& t) {
@@ -459,14 +476,12 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
 bool Exchange::can_run_at_once(const Message& m) {
     if (group_.is_broken_ || group_.segment_->header().failures.load(std::memory_order_acquire) > 0)
         return false;
-    const Layout& l = group_.segment_->layout();
     const Group::Ends& ends = group_.ends_[size_t(m.peer)];
     uint64_t chunks = chunks_of(m);
     bool can = false;
     if (m.send) {
         auto state = static_cast<RankState>(group_.segment_->control(m.peer).state.load());
-        can = state == RankState::kHere && ends.sent == ends.sends_done && chunks <= l.p2p_depth &&
-              unacknowledged(m.peer) + chunks <= l.p2p_depth;
+        can = state == RankState::kHere && ends.sent == ends.sends_done && has_room(m.peer, chunks);
     } else {
         can = arrived(m) >= chunks;
     }
@@ -506,7 +521,19 @@ bool Exchange::run_at_once(const Message& m) {
     return t.finished && !t.fault;
 }
 
+bool Exchange::run_soon(const Message& m) {
+    if (m.peer < 0 || (!m.send && !group_.early_.empty())) return false;
+    group_.waiter_.tell_core();
+    if (!m.send) {
+        auto here = [&] { return unread(m.peer) > 0 || damaged_ >= 0; };
+        if (!group_.waiter_.soon(here, [&] { return group_.waiter_.beside(m.peer); })) return false;
+        fetch<0>(group_.segment_->chunk(m.peer, group_.rank_, group_.ends_[size_t(m.peer)].tail));
+    }
+    return can_run_at_once(m) && run_at_once(m);
+}
+
 Fault Group::exchange(const std::vector<Message>& messages, uint64_t deadline_ns) {
+    if (messages.size() == 1 && single_->run_soon(messages[0])) return {};
     Exchange exchange(*this, false);
     for (const Message& m : messages) exchange.add(m);
     Fault refused;

@@ -48,6 +48,10 @@ class Exchange {
         group_.waiter_.until(ready, [&](bool) { return group_.is_broken_ || now_ns() >= return_ns; });
         return can_run_at_once(message);
     }
+    // Runs a message that can run at once, or as soon as its first part is there, if that is while a wait
+    // would spin. False: nothing has happened, or a rank's memory turned out to be damaged, which breaks the
+    // group.
+    bool run_soon(const Message& message);
     // Runs a message that can. False if a rank's memory turned out to be damaged, which breaks the group.
     bool run_at_once(const Message& message);
 
@@ -73,6 +77,11 @@ class Exchange {
     // impossible: 0, and `damaged_` is the rank that wrote it.
     uint64_t unread(int peer);
     uint64_t unacknowledged(int peer);
+    // Whether so many chunks fit into the ring to `peer`. Reads the peer's count, whose line the peer keeps
+    // writing, only if they did not fit when it was read last.
+    bool has_room(int peer, uint64_t chunks);
+    // Whether the receiver has refused this message, of which a part or an offer is under way.
+    bool is_rejected(const Transfer& t);
     // Reads the header of the first chunk from `peer`, once: what is checked is what is used.
     bool read_header(int peer, ChunkHeader& header);
     void refuse(Transfer& t, Fault fault);

@@ -52,9 +52,14 @@ class Waiter {
     template <class Ready, class Stop, class Beside>
     bool until(Ready ready, Stop stop, Beside beside) {
         if (ready()) return true;
-        const bool spins = wanted_ == 0 && !(crowded_ && (sleep_at_once_ > 0 || beside()));
+        const bool spins = may_spin(beside);
         if (spins && spin(ready)) return true;
         return slow(std::ref(ready), std::ref(stop), std::ref(beside), spins);
+    }
+    // Whether `ready` returns true as long as `until` would spin.
+    template <class Ready, class Beside>
+    bool soon(Ready ready, Beside beside) const {
+        return ready() || (may_spin(beside) && spin(ready));
     }
     template <class Ready, class Stop>
     bool until(Ready ready, Stop stop) {
@@ -87,6 +92,10 @@ class Waiter {
     static constexpr int kSpins = 400;  // about 5 us of pauses
 
     using Look = std::function<bool()>;
+    template <class Beside>
+    bool may_spin(Beside& beside) const {
+        return wanted_ == 0 && !(crowded_ && (sleep_at_once_ > 0 || beside()));
+    }
     template <class Ready>
     static bool spin(Ready& ready) {
         for (int i = 0; i < kSpins; ++i) {

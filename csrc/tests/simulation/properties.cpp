@@ -122,6 +122,8 @@ class Check {
         }
         for (int killed : killed_) {
             uint64_t at = *run_.ended_at[size_t(killed)];
+            // One that was killed after it had finalized had left.
+            if (run_.left[size_t(step.comm)][size_t(killed)]) continue;
             if (deaths_ && killed != rank && late(at, kDeathNs)) {
                 return says("death", rank, step,
                             "it ended too late after the process of rank " + std::to_string(killed));

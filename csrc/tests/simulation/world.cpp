@@ -82,6 +82,13 @@ class World {
         for (size_t i = 0; i < c_.causes.size(); ++i) {
             if (c_.causes[i].of_point()) run_.reached[i] = scheduler_.happened(event++);
         }
+        for (auto& groups : groups_) {
+            run_.left.emplace_back();
+            for (int r = 0; r < c_.world; ++r) {
+                const uint32_t state = groups[0]->segment().control(r).state.load();
+                run_.left.back().push_back(state == uint32_t(shm::RankState::kFinalized));
+            }
+        }
         for (int r = 0; r < c_.world; ++r) {
             run_.ended_at.push_back(scheduler_.ended(r) ? std::optional(scheduler_.ended_at(r))
                                                         : std::nullopt);

@@ -24,6 +24,7 @@ struct Run {
     std::string stopped;                   // why the scheduler gave up; empty: all ranks ended
     std::vector<std::vector<Step>> steps;  // of each rank; the last one may be unfinished (end_ns = 0)
     std::vector<bool> finished;            // ranks that ran their whole program, and finalized
+    std::vector<std::vector<bool>> left;   // for each communicator: ranks that had finalized it at the end
     std::vector<bool> reached;             // the causes of the case that had their effect
     std::vector<std::vector<int>> aborts;  // for each communicator: ranks that aborted it
     std::vector<uint64_t> broken_at;       // for each communicator: when the first rank knew; 0: never
