@@ -42,3 +42,12 @@ def test_ranks_of_one_core_change_once_a_collective(start):
     for said in job.next("measured"):
         assert said["switches"] < 0.54
     assert job.end() == [0] * 4
+
+
+def test_ranks_even_themselves_out_over_their_cores(start):
+    """Of three ranks on one core one moves to the other core at once; the kernel takes tens of milliseconds."""
+    job = start("spread.py", 4)
+    for said in job.next("measured"):
+        assert said["evened"] >= 5  # of 8; without, 0 or 1
+        assert said["cores"] == 2
+    assert job.end() == [0] * 4

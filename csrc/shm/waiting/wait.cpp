@@ -30,6 +30,8 @@ constexpr int kNoYields = 50;           // waits that sleep at once if yields do
 constexpr int kMostNoYields = 3200;
 constexpr uint64_t kFirstSleepNs = 2000000;     // then sleeps, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but checks peers and the deadline this often
+constexpr uint64_t kStaysNs = 20000000;         // from a move to another core to the next one
+constexpr uint64_t kTakenStaysNs = 300000000;   // if a foreign process has that core
 constexpr int kWanted = 100;                    // waits that do not spin after a yield had an effect
 
 void futex_wait(Shared<uint32_t>& word, uint32_t value, uint64_t ns) {
@@ -141,13 +143,43 @@ bool ProcessWatch::dead(int rank) const {
 }
 
 Waiter::Waiter(Segment& segment, int rank)
-    : segment_(segment), rank_(rank), crowded_(segment.layout().world > usable_cores()) {}
+    : segment_(segment), rank_(rank), cores_(usable_cores()), crowded_(segment.layout().world > cores_) {}
 
 void Waiter::write_core() {
     const uint32_t core = this_core();
     if (core == core_) return;
     core_ = core;
     segment_.control(rank_).core.store(core, std::memory_order_relaxed);
+}
+
+// The kernel may leave three ranks on one core and one on another for tens of milliseconds, as no core is
+// idle. So the last rank of a core with more than its part moves to the emptiest one. The kernel may have had
+// a reason that is not known here, such as another process: it is overruled now and then only.
+void Waiter::spread() {
+    if constexpr (simulation::kOn) return;
+    const int world = segment_.layout().world;
+    auto core_of = [&](int r) { return segment_.control(r).core.load(std::memory_order_relaxed); };
+    int here = 0;
+    for (int r = 0; r < world; ++r) {
+        if (core_of(r) != core_) continue;
+        if (r > rank_) return;
+        ++here;
+    }
+    if (here <= (world + cores_ - 1) / cores_ || now_ns() < stays_ns_) return;
+    cpu_set_t allowed, there;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    std::map<uint32_t, int> ranks;  // of each core
+    for (int r = 0; r < world; ++r) ++ranks[core_of(r)];
+    uint32_t emptiest = core_;
+    for (uint32_t core = 1; core <= CPU_SETSIZE; ++core) {
+        if (CPU_ISSET(core - 1, &allowed) && ranks[core] < ranks[emptiest]) emptiest = core;
+    }
+    CPU_ZERO(&there);
+    CPU_SET(emptiest - 1, &there);
+    if (sched_setaffinity(0, sizeof there, &there) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+    write_core();
+    moved_ns_ = now_ns();
+    stays_ns_ = moved_ns_ + kStaysNs;
 }
 
 // A yield hands the core to another thread of the same scheduling group. Two conditions make it harmful, and
@@ -192,6 +224,7 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
             }
         }
         if (harmful) {
+            if (now < moved_ns_ + kStaysNs) stays_ns_ = now + kTakenStaysNs;
             sleep_at_once_ = no_yields_;
             no_yields_ = no_yields_ * 2 < kMostNoYields ? no_yields_ * 2 : kMostNoYields;
             return std::nullopt;

@@ -67,7 +67,10 @@ class Waiter {
     }
     // Tells the others on which core this rank is, if there are more ranks than cores.
     void tell_core() {
-        if (crowded_) write_core();
+        if (crowded_) {
+            write_core();
+            if (++told_ % kToldUntilSpread == 0) spread();
+        }
     }
     // Whether the other rank was last on this rank's core.
     bool beside(int rank) const {
@@ -89,6 +92,7 @@ class Waiter {
     void at_end(std::function<void()> call) { at_end_ = std::move(call); }
 
   private:
+    static constexpr uint32_t kToldUntilSpread = 32;
     static constexpr int kSpins = 400;  // about 5 us of pauses
 
     using Look = std::function<bool()>;
@@ -110,13 +114,18 @@ class Waiter {
                               bool spun);
     bool slow(const Look& ready, const std::function<bool(bool)>& stop, const Look& beside, bool spun);
     void write_core();
+    void spread();
     void ring_doorbells();
     void ring_doorbell(int rank);
 
     Segment& segment_;
     int rank_;
+    int cores_;              // that this process may use
     bool crowded_;           // there are more ranks than cores
     uint32_t core_ = 0;      // 1 + the core of this rank, which it has told
+    uint32_t told_ = 0;      // how often it has told it
+    uint64_t moved_ns_ = 0;  // when it last moved to another core
+    uint64_t stays_ns_ = 0;  // until when it does not move
     int wanted_ = 0;         // number of waits that yield and do not spin before, as others want this core
     int sleep_at_once_ = 0;  // number of waits that skip yielding
     int no_yields_ = 50;     // its value for the next time that yields do harm

@@ -1,0 +1,38 @@
+"""Four ranks of which three start on one core and one on another: how often they even that out in some calls."""
+
+import os
+import time
+
+import torch
+
+import unicomm
+from tests.processes.programs.common import say
+
+TRIES, CALLS = 8, 64
+
+cores = sorted(os.sched_getaffinity(0))[:2]
+os.sched_setaffinity(0, cores)
+comm = unicomm.new_comm("shm", torch.device("cpu"), name="spread")
+rank = comm.get_rank()
+x = torch.zeros(2)
+where, everywhere = torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+
+
+def core() -> int:
+    with open("/proc/thread-self/stat") as stat:
+        return int(stat.read().rsplit(")", 1)[1].split()[36])
+
+
+evened = 0
+for _ in range(TRIES):
+    os.sched_setaffinity(0, [cores[rank == 3]])
+    time.sleep(0.35)  # it moves at most every 20 ms, and every 300 if another process has had the core
+    comm.barrier(False)
+    os.sched_setaffinity(0, cores)
+    for _ in range(CALLS):
+        comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
+    where.fill_(core())
+    comm.all_gather_single(everywhere, where, False)
+    evened += int((everywhere == cores[0]).sum()) == 2
+say("measured", evened=evened, cores=len(os.sched_getaffinity(0)))
+comm.finalize()
