@@ -53,7 +53,7 @@ struct alignas(128) RankControl {
     Shared<uint32_t> waits_for;    // 1 + the awaited rank; 0: none
     Shared<uint32_t> wait;         // counts the waits
     Shared<uint32_t> looks;        // counts how often the rank checked and had to go on waiting
-    Shared<uint32_t> core;         // 1 + the core it was last on, if there are more ranks than cores; or 0
+    Shared<uint32_t> core;         // 1 + the core where it was when it last told; 0: it has not
     Shared<uint64_t> patience_us;  // with checksum; until when the others are to wait, CLOCK_MONOTONIC
     Shared<uint64_t> culprits[8];  // for kFailed: one bit per culprit, for the first ranks
     Shared<uint64_t> wait_table;   // the id of the wait table of its process; 0: none

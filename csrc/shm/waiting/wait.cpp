@@ -178,6 +178,7 @@ void Waiter::spread() {
     CPU_SET(emptiest - 1, &there);
     if (sched_setaffinity(0, sizeof there, &there) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
     write_core();
+    wanted_ = 0;
     moved_ns_ = now_ns();
     stays_ns_ = moved_ns_ + kStaysNs;
 }
@@ -201,7 +202,11 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
         if (i > kCheapYields) HeldLock::give_back();
         yield_core();
         // Ranks of other jobs and containers, and threads that are no ranks, want this core uncounted.
-        if (spun && i == 1 && switches() != switched_before) wanted_ = kWanted;
+        if (spun && i == 1 && switches() != switched_before) {
+            wanted_ = kWanted;
+            write_core();
+            spread();
+        }
         uint64_t now = now_ns();
         bool harmful = now - before > kTakenNs;
         // The ranks of this core have come meanwhile: it may as well wait for those of other cores.
