@@ -156,7 +156,7 @@ void Waiter::write_core() {
 // idle. So the last rank of a core with more than its part moves to the emptiest one. The kernel may have had
 // a reason that is not known here, such as another process: it is overruled now and then only.
 void Waiter::spread() {
-    if constexpr (simulation::kOn) return;
+    if (core_ == 0) return;  // the system does not tell
     const int world = segment_.layout().world;
     auto core_of = [&](int r) { return segment_.control(r).core.load(std::memory_order_relaxed); };
     int here = 0;
@@ -165,7 +165,9 @@ void Waiter::spread() {
         if (r > rank_) return;
         ++here;
     }
-    if (here <= (world + cores_ - 1) / cores_ || now_ns() < stays_ns_) return;
+    const uint64_t now = now_ns();
+    if (here <= (world + cores_ - 1) / cores_ || now < stays_ns_) return;
+    stays_ns_ = now + kStaysNs;
     cpu_set_t allowed, there;
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
     std::map<uint32_t, int> ranks;  // of each core
@@ -174,13 +176,13 @@ void Waiter::spread() {
     for (uint32_t core = 1; core <= CPU_SETSIZE; ++core) {
         if (CPU_ISSET(core - 1, &allowed) && ranks[core] < ranks[emptiest]) emptiest = core;
     }
+    if (ranks[emptiest] + 1 >= here) return;
     CPU_ZERO(&there);
     CPU_SET(emptiest - 1, &there);
     if (sched_setaffinity(0, sizeof there, &there) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
     write_core();
     wanted_ = 0;
-    moved_ns_ = now_ns();
-    stays_ns_ = moved_ns_ + kStaysNs;
+    moved_ns_ = now;
 }
 
 // A yield hands the core to another thread of the same scheduling group. Two conditions make it harmful, and
