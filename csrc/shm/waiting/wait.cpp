@@ -30,8 +30,8 @@ constexpr int kNoYields = 50;           // waits that sleep at once if yields do
 constexpr int kMostNoYields = 3200;
 constexpr uint64_t kFirstSleepNs = 2000000;     // then sleeps, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but checks peers and the deadline this often
-constexpr uint64_t kStaysNs = 20000000;         // from a move to another core to the next one
-constexpr uint64_t kTakenStaysNs = 300000000;   // if a foreign process has that core
+constexpr uint64_t kStaysNs = 20000000;         // between two looks for another core
+constexpr uint64_t kTakenStaysNs = 300000000;   // after a move to a core that a foreign process has
 constexpr int kWanted = 100;                    // waits that do not spin after a yield had an effect
 
 void futex_wait(Shared<uint32_t>& word, uint32_t value, uint64_t ns) {
@@ -203,7 +203,7 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
         }
         if (i > kCheapYields) HeldLock::give_back();
         yield_core();
-        // Ranks of other jobs and containers, and threads that are no ranks, want this core uncounted.
+        // Ranks of other jobs and containers, and other threads, are not counted in `crowded_`.
         if (spun && i == 1 && switches() != switched_before) {
             wanted_ = kWanted;
             write_core();
@@ -211,7 +211,7 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
         }
         uint64_t now = now_ns();
         bool harmful = now - before > kTakenNs;
-        // The ranks of this core have come meanwhile: it may as well wait for those of other cores.
+        // No awaited rank needs this core any more: spins until the ranks of other cores have come.
         if (crowded_ && wanted_ == 0 && i <= kCheapYields && !harmful && !beside()) {
             if (spin(ready)) return true;
             now = now_ns();

@@ -1,4 +1,4 @@
-"""Four ranks on two cores, two on each: how often a core changes from one rank to the other in a call."""
+"""Four ranks on two cores, two on each. Counts the context switches of a rank per collective."""
 
 import os
 from resource import RUSAGE_THREAD, getrusage

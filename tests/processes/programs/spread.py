@@ -1,4 +1,4 @@
-"""Ranks of which all but a fourth start on one of two cores: how often they even that out in some calls."""
+"""All ranks but the fourth start on one of two cores. Counts the tries that end with as many on each core."""
 
 import os
 import time
