@@ -167,4 +167,28 @@ FOUND: dict[str, Program] = {
         ],
         "faults": [{"kind": "stop", "rank": 0, "op": 5, "after": 1, "seconds": 30.0}],
     },
+    "a rank of a split may be killed as soon as it is connected": {
+        "ranks": 6,
+        "host": -1,
+        "schedule": 20003056,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 5.0, "reconf": True},
+            {
+                **_BARRIER,
+                "comm": "c1",
+                "kind": "broadcast",
+                "root": 3,
+                "count": 50,
+                "later": True,
+                "timeout": 5.0,
+            },
+            {"op": "reconf", "comm": "c1", "uuid": 2, "ranks": [4, 1], "timeout": 3.0},
+            {"op": "split", "comm": "c1", "parts": [[1, 0]], "child": "c3", "timeout": 3.0},
+            {"op": "cause", "comm": "c1", "knows": [0, 1]},
+        ],
+        "faults": [
+            {"kind": "kill", "rank": 4, "op": 4, "after": 6},
+            {"kind": "stop", "rank": 3, "op": 4, "after": 417, "seconds": 0.7},
+        ],
+    },
 }

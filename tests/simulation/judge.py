@@ -230,10 +230,15 @@ class _Judge:
         if records and self._kind(records[0]) == "reconf" and self._strained(records[0]):
             return []  # the first rank keeps the store as long as its own deadline allows
         sound = [r for r in records if r.rank not in self._disturbed]
-        if uids and (failed := [r for r in sound if r.error is not None]):
-            good = [r.rank for r in records if r.error is None]
-            return [f"some connected, some failed: ranks {good} are connected, but {self._text(failed[0])}"]
+        for failed in (r for r in sound if r.error is not None):
+            # One that was killed in its next operation is gone for ranks that are still in this one.
+            good = [r.rank for r in records if r.error is None and not self._died_before(failed.ended, r)]
+            if good:
+                return [f"some connected, some failed: ranks {good} are connected, but {self._text(failed)}"]
         return []
+
+    def _died_before(self, when: float, record: Record) -> bool:
+        return self._run.died.get(record.rank, when) < when
 
     def _of_single_kill(self) -> list[str]:
         """If one rank was killed and nothing else happened, every error names exactly that rank."""
