@@ -11,6 +11,7 @@ import pytest
 
 from tests import ROOT
 from tests.commands import clean_environment, run
+from unicomm.testing import conformance
 
 EXAMPLE = ROOT / "examples" / "unicomm-sockets"
 pytestmark = pytest.mark.processes
@@ -43,10 +44,23 @@ def own_tests(folder, env, *options):
     return ran.stdout
 
 
-def test_the_package_passes_its_tests(tmp_path):
-    source = shutil.copytree(EXAMPLE, tmp_path / "source")
-    said = own_tests(source / "tests", installed(source, tmp_path))
-    assert int(re.search(r"(\d+) passed", said)[1]) > 50
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("package")
+    source = shutil.copytree(EXAMPLE, folder / "source")
+    return source / "tests", installed(source, folder)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_package_conforms(package, ranks):
+    said = own_tests(*package, "-k", f"conformance and -{ranks}]")
+    assert re.search(r"(\d+) passed", said)[1] == str(len(conformance.OPERATIONS))
+    assert "skipped" not in said
+
+
+def test_the_package_passes_its_other_tests(package):
+    said = own_tests(*package, "-k", "not conformance")
+    assert int(re.search(r"(\d+) passed", said)[1]) > 10
     assert "skipped" not in said
 
 
