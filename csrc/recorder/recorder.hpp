@@ -20,6 +20,12 @@ class Recorder {
     Recorder(const Recorder&) = delete;
     Recorder& operator=(const Recorder&) = delete;
 
+    // Writes the record with the call path of this thread; returns its id. The GIL must be held.
+    uint64_t begin(ring::NewRecord& record) {
+        record.frame = paths.current();
+        return writer.begin(record);
+    }
+
     void make_current();  // a forked child must not write to the current recorder
     static void detach_after_fork();
 

@@ -22,7 +22,7 @@ namespace {
 
 using shm::Op;
 
-constexpr int64_t kWithGil = 4096;  // bytes that are copied without releasing the GIL
+constexpr int64_t kWithGil = 64 * 1024;  // bytes that are copied without releasing the GIL
 
 class FastPath : public FastCalls {
   public:
@@ -151,7 +151,7 @@ class FastPath : public FastCalls {
             n.created_ns = first.created_ns;
             n.batch = first.op_id + 1;
             n.flags |= ring::kBatch;
-            records.push_back(r_.writer.begin(n));
+            records.push_back(begin(n));
         }
         Fault fault;
         {
@@ -203,9 +203,9 @@ class FastPath : public FastCalls {
         if (!b_.begins(single_)) return no();
         ring::NewRecord n = record_of_message(send, t, next_pair_seq(int(peer), send), int(peer));
         uint64_t deadline = deadline_after(timeout, n.created_ns);
-        uint64_t record = r_.writer.begin(n);
+        uint64_t record = 0;
         Running now(*this, n.op, n.seq);
-        Fault fault = held_at_first(t.bytes, [&] { return b_.exchange(single_, deadline); });
+        Fault fault = recorded(t.bytes, n, record, [&] { return b_.exchange(single_, deadline); });
         return finished(record, n, fault, true, tensor);
     }
 
@@ -275,31 +275,36 @@ class FastPath : public FastCalls {
             describe(in, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
             describe(out, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
         }
-        uint64_t record = r_.writer.begin(n);
+        uint64_t record = 0;
 
         Fault fault;
         if (b_.world() == 1) {
+            record = begin(n);
             fault = b_.collective(op, in, out);
         } else {
-            fault = without_gil(op, n.seq, in, out);
+            fault = with_others(op, n, record, in, out);
         }
         if (!fault || fault.code == FaultCode::kMismatch) return finished(record, n, fault, as_work);
         return finished(record, n, fault, as_work, nb::make_tuple(output, input));
     }
 
     // Not inlined: a group of one rank, which keeps the GIL, would pay for it.
-    [[gnu::noinline]] Fault without_gil(const Op& op, uint64_t seq, const Tensor& in, const Tensor& out) {
-        Running now(*this, op.code, seq);
-        return held_at_first(in.bytes, [&] { return b_.collective(op, in, out); });
+    [[gnu::noinline]] Fault with_others(const Op& op, ring::NewRecord& n, uint64_t& record, const Tensor& in,
+                                        const Tensor& out) {
+        Running now(*this, op.code, n.seq);
+        return recorded(in.bytes, n, record, [&] { return b_.collective(op, in, out); });
     }
 
-    // Runs an operation without the GIL, which a small one gives back when it has to wait.
+    // Runs an operation without the GIL, and records its beginning; a small one puts both off.
     template <class Operation>
-    Fault held_at_first(int64_t bytes, Operation operation) {
-        if (b_.gives_back() && bytes <= kWithGil) {
-            GilHeldAtFirst held;
-            return operation();
+    Fault recorded(int64_t bytes, ring::NewRecord& n, uint64_t& record, Operation operation) {
+        if (b_.announces() && bytes <= kWithGil) {
+            DeferredRecord deferred(r_, n);
+            Fault fault = operation();
+            record = deferred.id();
+            return fault;
         }
+        record = begin(n);
         GilReleased release;
         return operation();
     }

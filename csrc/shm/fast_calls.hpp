@@ -19,23 +19,40 @@
 #include "operations/tensor.hpp"
 #include "operations/work.hpp"
 #include "recorder/recorder.hpp"
-#include "shm/waiting/held_lock.hpp"
+#include "shm/waiting/deferred.hpp"
 
 namespace unicomm {
 
-// Holds the GIL until the operation has to wait, from then on until the end of its own life releases it.
-class GilHeldAtFirst : public HeldLock {
+// Of a small operation: its record is written once the operation has been announced. The GIL is held until it
+// has to wait, and released from then on until the end of its own life.
+class DeferredRecord : public Deferred {
   public:
-    ~GilHeldAtFirst() override {
+    // Made with the GIL. `record` must outlive it.
+    DeferredRecord(Recorder& recorder, ring::NewRecord& record) : recorder_(recorder), record_(record) {}
+    ~DeferredRecord() override {
         if (state_ != nullptr) with_end_of_python([this] { PyEval_RestoreThread(state_); });
+    }
+    // Returns the id of the record, which is written now if the operation ended before it was announced.
+    uint64_t id() {
+        on_announced();
+        return id_;
     }
 
   protected:
-    void release() override {
+    void on_announced() override {
+        if (!written_) id_ = recorder_.begin(record_);
+        written_ = true;
+    }
+    void on_wait() override {
+        on_announced();  // needs the GIL
         if (state_ == nullptr) state_ = PyEval_SaveThread();
     }
 
   private:
+    Recorder& recorder_;
+    ring::NewRecord& record_;
+    bool written_ = false;
+    uint64_t id_ = 0;
     PyThreadState* state_ = nullptr;
 };
 
@@ -147,7 +164,7 @@ class FastCalls {
         return x < y + b.bytes && y < x + a.bytes;
     }
 
-    // Returns the record of an operation that starts now; `op` is its code.
+    // Returns the record of an operation that starts now, which `begin` writes; `op` is its code.
     ring::NewRecord record_of(uint32_t op, uint64_t seq, int peer) {
         ring::NewRecord n;
         n.seq = seq;
@@ -156,7 +173,6 @@ class FastCalls {
         n.op = static_cast<uint16_t>(op);
         n.peer = peer;
         n.timeout_ms = ring::timeout_ms(timeout);
-        n.frame = r_.paths.current();
         n.start_now = true;
         n.created_ns = now_ns();
         return n;
@@ -174,6 +190,7 @@ class FastCalls {
         }
         return n;
     }
+    uint64_t begin(ring::NewRecord& n) { return r_.begin(n); }
     ring::Writer& writer() { return r_.writer; }
     // For an operation outside the order of the communicator: an interrupted rank is lost for the
     // communicator, too.

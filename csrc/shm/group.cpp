@@ -11,6 +11,7 @@
 #include "base/clock.hpp"
 #include "base/hash.hpp"
 #include "shm/p2p.hpp"
+#include "shm/waiting/deferred.hpp"
 
 namespace unicomm::shm {
 namespace {
@@ -405,6 +406,7 @@ Fault Group::first_round(const Op& op, uint64_t longest) {
     if (Fault f = peer_failure()) return f;
     agreed_ = 0;
     publish(op, longest);
+    Deferred::announced();
     if (Fault f = await_all(op)) return f;
     return agree();
 }

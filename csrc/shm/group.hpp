@@ -128,7 +128,7 @@ class Group final : public FastOperations {
     Fault await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
                 uint64_t deadline_ns, const WaitKind* kind = nullptr);
     void wake() { waiter_.wake_others(); }
-    bool gives_back() const override { return true; }
+    bool announces() const override { return true; }
     void wake_me() override { waiter_.wake_me(); }
     std::mutex& running() override { return running_; }
     void recorded_in(ring::Writer* writer, uint16_t comm) override { deadlock_.recorded_in(writer, comm); }

@@ -7,6 +7,7 @@
 
 #include "base/clock.hpp"
 #include "operations/opcode.hpp"
+#include "shm/waiting/deferred.hpp"
 
 namespace unicomm::shm {
 namespace {
@@ -295,6 +296,7 @@ void Exchange::step_send(Transfer& t) {
         }
         c.head.store(with_checksum(++ends.head), std::memory_order_release);
         group_.waiter_.wake(m.peer);
+        Deferred::announced();
         if (offer) t.offered = ends.head;
         t.done += now;
         if (t.done == m.buffer.bytes) finish(t);
@@ -435,6 +437,7 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
     if (group_.is_broken_) return group_.group_fault();
     if (Fault f = group_.peer_failure()) return f;
     if (Fault f = reach_receivers(deadline_ns)) return f;
+    Deferred::announced();
     group_.waiter_.tell_core();
     auto beside = [&] {
         return std::any_of(transfers_.begin(), transfers_.end(), [&](const Transfer& t) {
@@ -525,6 +528,7 @@ bool Exchange::run_soon(const Message& m) {
     if (m.peer < 0 || (!m.send && !group_.early_.empty())) return false;
     group_.waiter_.tell_core();
     if (!m.send) {
+        Deferred::announced();
         auto here = [&] { return unread(m.peer) > 0 || damaged_ >= 0; };
         if (!group_.waiter_.soon(here, [&] { return group_.waiter_.beside(m.peer); })) return false;
         fetch<0>(group_.segment_->chunk(m.peer, group_.rank_, group_.ends_[size_t(m.peer)].tail));

@@ -324,7 +324,7 @@ class SymmFast {
             n.n_out = 1;
             describe(*out, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
         }
-        uint64_t record = calls_.writer().begin(n);
+        uint64_t record = calls_.begin(n);
         Error error{};
         int code;
         {
@@ -356,7 +356,7 @@ class SymmFast {
         describe(x.in, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
         describe(x.out, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
         if (x.results.numel) describe(x.results, false, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
-        uint64_t record = calls_.writer().begin(n);
+        uint64_t record = calls_.begin(n);
         Fault fault;
         Refusal refusal;
         {

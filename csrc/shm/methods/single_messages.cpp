@@ -57,7 +57,7 @@ class SingleMessages {
         ring::NewRecord n = calls_.record_of_message(send, t, nb::cast<uint64_t>(seq), int(*peer));
         n.flags |= ring::kAsync;
         n.start_now = now || wait;  // else the queue starts it
-        uint64_t record = calls_.writer().begin(n);
+        uint64_t record = calls_.begin(n);
         if (now && t.bytes <= kWithGil) {
             now = exchange_.run_at_once(message);
         } else if (now || wait) {

@@ -201,7 +201,7 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
             no_yields_ = no_yields_ / 2 > kNoYields ? no_yields_ / 2 : kNoYields;
             return true;
         }
-        if (i > kCheapYields) HeldLock::give_back();
+        if (i > kCheapYields) Deferred::waits();
         yield_core();
         // Ranks of other jobs and containers, and other threads, are not counted in `crowded_`.
         if (spun && i == 1 && switches() != switched_before) {
@@ -245,7 +245,7 @@ bool Waiter::slow(const Look& ready, const std::function<bool(bool)>& stop, cons
     } else if (auto over = yield(ready, stop, beside, spun)) {
         return *over;
     }
-    HeldLock::give_back();
+    Deferred::waits();
     RankControl& me = segment_.control(rank_);
     Shared<uint32_t>& sleepers = segment_.header().sleepers;
     uint64_t nap = kFirstSleepNs;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "shm/memory/segment.hpp"
-#include "shm/waiting/held_lock.hpp"
+#include "shm/waiting/deferred.hpp"
 
 namespace unicomm::shm {
 
@@ -103,7 +103,7 @@ class Waiter {
     template <class Ready>
     static bool spin(Ready& ready) {
         for (int i = 0; i < kSpins; ++i) {
-            if (i == kAtOnce) HeldLock::give_back();
+            if (i == kAtOnce) Deferred::waits();
             cpu_pause();
             if (ready()) return true;
         }
