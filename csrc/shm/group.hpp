@@ -107,6 +107,8 @@ class Group final : public FastOperations {
     // Runs all messages together and returns when all are done. A message that does not fit the tensor of its
     // receiver is refused (kMismatch); the others continue.
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns) override;
+    // For a message that is alone, while no operation runs.
+    Exchange& single() { return *single_; }
     // Any collective whose tensors have equal parts.
     Fault collective(const Op& op, const Tensor& in, const Tensor& out) override;
 
@@ -255,8 +257,8 @@ class Group final : public FastOperations {
         uint64_t acknowledged = 0;    // of those written: how many that rank is known to have read
     };
     std::vector<Ends> ends_;
-    std::unique_ptr<Exchange> single_;  // of a message that is alone
-    std::list<Transfer> early_;         // messages that arrived before a receive with their tag, in order
+    std::unique_ptr<Exchange> single_;
+    std::list<Transfer> early_;  // messages that arrived before a receive with their tag, in order
     Shared<bool> aborted_{false}, is_broken_{false};
     std::mutex running_;
     Mutex fault_mutex_;

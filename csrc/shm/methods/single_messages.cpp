@@ -31,7 +31,6 @@ class SingleMessages {
           group_(fast_.attr("backend")),
           calls_(*nb::inst_ptr<FastCalls>(fast_)),
           g_(*nb::inst_ptr<Group>(group_)),
-          exchange_(g_),
           next_pair_seq_(fast_.attr("next_pair_seq")) {}
 
     // Seconds that a receive may wait here. It ends its wait at once for any operation of another thread that
@@ -51,7 +50,7 @@ class SingleMessages {
 
         const shm::Message message{send,    int(*peer),        shm::buffer_of(t),
                                    t.dtype, uint64_t(t.numel), uint32_t(*tag)};
-        bool now = exchange_.can_run_at_once(message);
+        bool now = g_.single().can_run_at_once(message);
         if (!now && send) return nb::none();
         nb::object seq = next_pair_seq_(int(*peer), send);
         ring::NewRecord n = calls_.record_of_message(send, t, nb::cast<uint64_t>(seq), int(*peer));
@@ -59,11 +58,11 @@ class SingleMessages {
         n.start_now = now || wait;  // else the queue starts it
         uint64_t record = calls_.begin(n);
         if (now && t.bytes <= kWithGil) {
-            now = exchange_.run_at_once(message);
+            now = g_.single().run_at_once(message);
         } else if (now || wait) {
             FastCalls::Running listed(calls_, n.op, n.seq);
             GilReleased release;
-            now = (now || waited(message)) && exchange_.run_at_once(message);
+            now = (now || waited(message)) && g_.single().run_at_once(message);
         }
         if (now) {
             calls_.writer().finish(record, ring::State::kCompleted, 0);
@@ -76,7 +75,7 @@ class SingleMessages {
   private:
     bool waited(const shm::Message& message) {
         FastCalls::GivesWay way(calls_);
-        return exchange_.arrives(message, deadline_after(patience), [&] { return way.now(); });
+        return g_.single().arrives(message, deadline_after(patience), [&] { return way.now(); });
     }
 
     // Returns the value of a small int that is not negative.
@@ -90,7 +89,6 @@ class SingleMessages {
     nb::object fast_, group_;  // keeps them alive
     FastCalls& calls_;
     Group& g_;
-    shm::Exchange exchange_;
     nb::object next_pair_seq_;
 };
 

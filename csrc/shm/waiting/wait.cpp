@@ -30,8 +30,6 @@ constexpr int kNoYields = 50;           // waits that sleep at once if yields do
 constexpr int kMostNoYields = 3200;
 constexpr uint64_t kFirstSleepNs = 2000000;     // then sleeps, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but checks peers and the deadline this often
-constexpr uint64_t kStaysNs = 20000000;         // between two looks for another core
-constexpr uint64_t kTakenStaysNs = 300000000;   // after a move to a core that a foreign process has
 constexpr int kWanted = 100;                    // waits that do not spin after a yield had an effect
 
 void futex_wait(Shared<uint32_t>& word, uint32_t value, uint64_t ns) {
@@ -52,12 +50,6 @@ void yield_core() {
     sched_yield();
 }
 
-// 1 + the core that this thread is on.
-uint32_t this_core() {
-    if constexpr (simulation::kOn) return 0;
-    return static_cast<uint32_t>(sched_getcpu() + 1);
-}
-
 // The number of involuntary context switches of this thread: a yield that had an effect counts.
 long switches() {
     if constexpr (simulation::kOn) return simulation::switches();
@@ -65,17 +57,6 @@ long switches() {
     getrusage(RUSAGE_THREAD, &usage);
     return usage.ru_nivcsw;
 }
-
-}  // namespace
-
-int usable_cores() {
-    if constexpr (simulation::kOn) return simulation::cores();
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
-namespace {
 
 // One descriptor per process, however many communicators watch it.
 struct Watched {
@@ -142,48 +123,7 @@ bool ProcessWatch::dead(int rank) const {
     return poll(&p, 1, 0) == 1;
 }
 
-Waiter::Waiter(Segment& segment, int rank)
-    : segment_(segment), rank_(rank), cores_(usable_cores()), crowded_(segment.layout().world > cores_) {}
-
-void Waiter::write_core() {
-    const uint32_t core = this_core();
-    if (core == core_) return;
-    core_ = core;
-    segment_.control(rank_).core.store(core, std::memory_order_relaxed);
-}
-
-// The kernel may leave three ranks on one core and one on another for tens of milliseconds, as no core is
-// idle. So the last rank of a core with more than its part moves to the emptiest one. The kernel may have had
-// a reason that is not known here, such as another process: it is overruled now and then only.
-void Waiter::spread() {
-    if (core_ == 0) return;  // the system does not tell
-    const int world = segment_.layout().world;
-    auto core_of = [&](int r) { return segment_.control(r).core.load(std::memory_order_relaxed); };
-    int here = 0;
-    for (int r = 0; r < world; ++r) {
-        if (core_of(r) != core_) continue;
-        if (r > rank_) return;
-        ++here;
-    }
-    const uint64_t now = now_ns();
-    if (here <= (world + cores_ - 1) / cores_ || now < stays_ns_) return;
-    stays_ns_ = now + kStaysNs;
-    cpu_set_t allowed, there;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    std::map<uint32_t, int> ranks;  // of each core
-    for (int r = 0; r < world; ++r) ++ranks[core_of(r)];
-    uint32_t emptiest = core_;
-    for (uint32_t core = 1; core <= CPU_SETSIZE; ++core) {
-        if (CPU_ISSET(core - 1, &allowed) && ranks[core] < ranks[emptiest]) emptiest = core;
-    }
-    if (ranks[emptiest] + 1 >= here) return;
-    CPU_ZERO(&there);
-    CPU_SET(emptiest - 1, &there);
-    if (sched_setaffinity(0, sizeof there, &there) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
-    write_core();
-    wanted_ = 0;
-    moved_ns_ = now;
-}
+Waiter::Waiter(Segment& segment, int rank) : segment_(segment), rank_(rank), placement_(segment, rank) {}
 
 // A yield hands the core to another thread of the same scheduling group. Two conditions make it harmful, and
 // both are detected as soon as anything else runs. A foreign process of the same group does not yield back:
@@ -203,16 +143,14 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
         }
         if (i > kCheapYields) Deferred::waits();
         yield_core();
-        // Ranks of other jobs and containers, and other threads, are not counted in `crowded_`.
+        // Ranks of other jobs and containers, and other threads, make no placement crowded.
         if (spun && i == 1 && switches() != switched_before) {
-            wanted_ = kWanted;
-            write_core();
-            spread();
+            wanted_ = placement_.tell_of_yield() ? 0 : kWanted;
         }
         uint64_t now = now_ns();
         bool harmful = now - before > kTakenNs;
         // No awaited rank needs this core any more: spins until the ranks of other cores have come.
-        if (crowded_ && wanted_ == 0 && i <= kCheapYields && !harmful && !beside()) {
+        if (placement_.crowded() && wanted_ == 0 && i <= kCheapYields && !harmful && !beside()) {
             if (spin(ready)) return true;
             now = now_ns();
         }
@@ -220,7 +158,7 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
         if (i % kYields == 0) {
             if (stop(false)) return ready();
             if (now - begin > kYieldNs) return std::nullopt;
-            if (crowded_) {
+            if (placement_.crowded()) {
                 long switched = switches();
                 // The other threads of this core may be asleep: no reason to sleep at once next time.
                 if (i > kYields && switched - lost < kFewSwitches) {
@@ -231,7 +169,7 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
             }
         }
         if (harmful) {
-            if (now < moved_ns_ + kStaysNs) stays_ns_ = now + kTakenStaysNs;
+            placement_.taken(now);
             sleep_at_once_ = no_yields_;
             no_yields_ = no_yields_ * 2 < kMostNoYields ? no_yields_ * 2 : kMostNoYields;
             return std::nullopt;

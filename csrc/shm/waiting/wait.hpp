@@ -11,6 +11,7 @@
 
 #include "shm/memory/segment.hpp"
 #include "shm/waiting/deferred.hpp"
+#include "shm/waiting/placement.hpp"
 
 namespace unicomm::shm {
 
@@ -21,8 +22,6 @@ inline void cpu_pause() {
     asm volatile("yield");
 #endif
 }
-
-int usable_cores();
 
 // Watches the processes of peers through pidfds. Also detects zombies, and never takes a reused pid for the
 // peer.
@@ -65,17 +64,11 @@ class Waiter {
     bool until(Ready ready, Stop stop) {
         return until(ready, stop, [] { return false; });
     }
-    // Tells the others on which core this rank is, if there are more ranks than cores.
+    // As of Placement.
     void tell_core() {
-        if (crowded_) {
-            write_core();
-            if (++told_ % kToldUntilSpread == 0) spread();
-        }
+        if (placement_.tell()) wanted_ = 0;
     }
-    // Whether the other rank was last on this rank's core.
-    bool beside(int rank) const {
-        return segment_.control(rank).core.load(std::memory_order_relaxed) == core_;
-    }
+    bool beside(int rank) const { return placement_.beside(rank); }
     // To be called after publishing what others may sleep for.
     void wake_others() {
         std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -92,13 +85,12 @@ class Waiter {
     void at_end(std::function<void()> call) { at_end_ = std::move(call); }
 
   private:
-    static constexpr uint32_t kToldUntilSpread = 32;
     static constexpr int kSpins = 400;  // about 5 us of pauses
 
     using Look = std::function<bool()>;
     template <class Beside>
     bool may_spin(Beside& beside) const {
-        return wanted_ == 0 && !(crowded_ && (sleep_at_once_ > 0 || beside()));
+        return wanted_ == 0 && !(placement_.crowded() && (sleep_at_once_ > 0 || beside()));
     }
     template <class Ready>
     static bool spin(Ready& ready) {
@@ -113,19 +105,12 @@ class Waiter {
     std::optional<bool> yield(const Look& ready, const std::function<bool(bool)>& stop, const Look& beside,
                               bool spun);
     bool slow(const Look& ready, const std::function<bool(bool)>& stop, const Look& beside, bool spun);
-    void write_core();
-    void spread();
     void ring_doorbells();
     void ring_doorbell(int rank);
 
     Segment& segment_;
     int rank_;
-    int cores_;              // that this process may use
-    bool crowded_;           // there are more ranks than cores
-    uint32_t core_ = 0;      // 1 + the core of this rank, which it has told
-    uint32_t told_ = 0;      // how often it has told it
-    uint64_t moved_ns_ = 0;  // when it last moved to another core
-    uint64_t stays_ns_ = 0;  // until when it does not move
+    Placement placement_;
     int wanted_ = 0;         // number of waits that yield and do not spin before, as others want this core
     int sleep_at_once_ = 0;  // number of waits that skip yielding
     int no_yields_ = 50;     // its value for the next time that yields do harm
