@@ -49,6 +49,7 @@ def test_ranks_even_themselves_out_over_their_cores(start, ranks):
     """One of two or three ranks on one core moves to the other core at once; the kernel takes its time."""
     job = start("spread.py", ranks)
     for said in job.next("measured"):
-        assert said["evened"] >= 5  # of 8; without, 0 to 2
+        # Of 24: all on a quiet machine, 14 to 22 beside four busy loops. Without: 0 to 2.
+        assert said["evened"] >= 5
         assert said["cores"] == 2
     assert job.end() == [0] * ranks
