@@ -8,7 +8,10 @@ namespace unicomm::shm {
 namespace {
 
 constexpr uint64_t kInline = sizeof(Announcement::inline_data);
-constexpr uint64_t kPiece = 64 * 1024;         // the smallest of a broadcast that is divided
+constexpr uint64_t kPiece = 64 * 1024;  // the smallest of a broadcast that is divided
+// Of two ranks with a broadcast: the share of the last cache that both tensors fill before the result goes
+// past it. Both tensors and the slots in turn displace what is read next.
+constexpr double kShareOfTwo = 0.7;
 constexpr uint64_t kOneShotBytes = 64 * 1024;  // larger all-reduces divide the reduction among the ranks
 
 // The part of a buffer that is sent in the n-th round.
@@ -56,7 +59,7 @@ Fault Group::broadcast(const Op& op, Buffer buffer) {
     uint64_t span = std::min(room, buffer.bytes);
     bool in_line = buffer.bytes <= kInline;
     bool root = rank_ == op.root;
-    const ResultCopy result(world_, buffer.bytes);
+    const ResultCopy result(world_, buffer.bytes, world_ == 2 ? kShareOfTwo : 1);
     for (uint64_t n = 0, rounds = rounds_for(buffer.bytes, room); n < rounds; ++n) {
         Buffer now = part(buffer, n, room);
         auto stage = [&] {

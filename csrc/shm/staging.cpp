@@ -89,11 +89,11 @@ void Stager::copy(char* to, const char* from, uint64_t bytes) {
     streaming_ = streaming_ ? slow : slow_ >= kPatience;
 }
 
-ResultCopy::ResultCopy(int world, uint64_t bytes) {
+ResultCopy::ResultCopy(int world, uint64_t bytes, double share) {
     if (bytes < kSmallCopy) return;  // none of its copies would bypass; most calls end here
     static const LastCache cache = find_last_cache();
     double ranks = std::max(1.0, world * cache.share);  // of one such cache
-    bypass_ = kCanStream && cache.bytes > 0 && ranks * double(bytes) > cache.bytes;
+    bypass_ = kCanStream && cache.bytes > 0 && ranks * double(bytes) > share * cache.bytes;
 }
 
 void ResultCopy::copy(char* to, const char* from, uint64_t bytes) const {

@@ -30,11 +30,12 @@ class Stager {
     uint32_t streamed_ = 0;
 };
 
-// For the results of an operation in which each rank reads and writes `bytes` of its tensors.
+// For the results of an operation in which each rank reads and writes `bytes` of its tensors. They go past
+// the caches if those of all ranks would fill more than `share` of the last one.
 class ResultCopy {
   public:
     ResultCopy() = default;  // never past the caches
-    ResultCopy(int world, uint64_t bytes);
+    ResultCopy(int world, uint64_t bytes, double share = 1);
     void copy(char* to, const char* from, uint64_t bytes) const;
 
   private:
