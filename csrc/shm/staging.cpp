@@ -80,7 +80,12 @@ void Stager::copy(char* to, const char* from, uint64_t bytes) {
         if (bytes && to != from) std::memmove(to, from, bytes);
         return;
     }
-    if (streaming_ && ++streamed_ % kProbe != 0) return stream(to, from, bytes);
+    ++copies_;
+    if (streaming_ && copies_ % kProbe != 0) return stream(to, from, bytes);
+    if (!streaming_ && slow_ == 0 && copies_ % kTimed != 0) {
+        if (to != from) std::memmove(to, from, bytes);
+        return;
+    }
     uint64_t begin = now_ns();
     std::memmove(to, from, bytes);
     bool slow = (now_ns() - begin) * 13 > bytes * 2;  // less than 6.5 bytes per nanosecond

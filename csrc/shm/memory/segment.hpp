@@ -76,12 +76,15 @@ struct alignas(128) SegmentHeader {
 // One direction of a pair: a ring of `p2p_depth` chunks.
 struct alignas(128) Channel {
     Shared<uint64_t> head;  // with checksum: chunks written
-    char pad[kLine - 8];
-    Shared<uint64_t> tail;      // with checksum: chunks read
+    // The receiver writes these two seldom, and the sender looks at them for each chunk: they are in its
+    // line.
     Shared<uint64_t> rejected;  // with checksum: 1 + number of the message that the receiver refused
     // With checksum: 1 + number of the message that the receiver could not read in the sender's process.
     Shared<uint64_t> unreadable;
+    char pad[kLine - 24];
+    Shared<uint64_t> tail;  // with checksum: chunks read
 };
+static_assert(sizeof(Channel) == 2 * kLine);
 constexpr uint64_t kInItsProcess = ~uint64_t{0};
 struct ChunkHeader {
     uint64_t message;  // number of the message in this channel, from 0
