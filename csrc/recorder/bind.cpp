@@ -44,10 +44,9 @@ uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t o
     n.timeout_ms = ring::timeout_ms(timeout);
     n.batch = batch;
     n.start_now = start_now;
-    n.frame = r.paths.current();
     add_side(inputs, n.in_numel, n.n_in, n.in_dtype, n.in_ndim, n.in_dims);
     add_side(outputs, n.out_numel, n.n_out, n.out_dtype, n.out_ndim, n.out_dims);
-    return r.writer.begin(n);
+    return r.begin(n);
 }
 
 nb::bytes shape(Recorder& r, uint64_t id) {

@@ -9,8 +9,8 @@ namespace {
 
 constexpr uint64_t kInline = sizeof(Announcement::inline_data);
 constexpr uint64_t kPiece = 64 * 1024;  // the smallest of a broadcast that is divided
-// Of two ranks with a broadcast: the share of the last cache that both tensors fill before the result goes
-// past it. Both tensors and the slots in turn displace what is read next.
+// A broadcast between two ranks writes its result past the caches if both tensors would fill more than this
+// share of the last one, as tensors and slots then evict each other.
 constexpr double kShareOfTwo = 0.7;
 constexpr uint64_t kOneShotBytes = 64 * 1024;  // larger all-reduces divide the reduction among the ranks
 

@@ -34,7 +34,7 @@ class FastOperations {
     virtual Fault collective(const shm::Op& op, const Tensor& in, const Tensor& out) = 0;
     virtual Fault exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) = 0;
 
-    // Whether it tells what is `Deferred` that it has announced an operation, and that it has to wait.
+    // Whether it calls `Deferred::announced` and `Deferred::waits`.
     virtual bool announces() const { return false; }
 
     // Called with the GIL when a signal handler has raised in an operation, whose fault it became.

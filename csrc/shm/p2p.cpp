@@ -314,8 +314,10 @@ Fault Exchange::step_recv(Transfer& t) {
     Channel& c = group_.segment_->channel(m.peer, me);
     Group::Ends& ends = group_.ends_[size_t(m.peer)];
     const ResultCopy result(2, m.buffer.bytes);  // the sender reads as much
-    // The count is read again once all of these are: its line is the sender's.
-    for (uint64_t there = 0; !t.finished && (there > 0 || (there = unread(m.peer)) > 0); --there) {
+    // The sender's count is read again only when all chunks that it told of have been read.
+    uint64_t known = 0;
+    while (!t.finished && (known > 0 || (known = unread(m.peer)) > 0)) {
+        --known;
         ChunkHeader header;
         if (!read_header(m.peer, header)) return {};
         if (!t.begun && !fits(m, header.total, header.count, header.dtype)) {

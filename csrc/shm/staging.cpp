@@ -80,10 +80,10 @@ void Stager::copy(char* to, const char* from, uint64_t bytes) {
         if (bytes && to != from) std::memmove(to, from, bytes);
         return;
     }
-    ++copies_;
-    if (streaming_ && copies_ % kProbe != 0) return stream(to, from, bytes);
-    if (!streaming_ && slow_ == 0 && copies_ % kTimed != 0) {
-        if (to != from) std::memmove(to, from, bytes);
+    const uint32_t timed_every = streaming_ ? kProbe : slow_ > 0 ? 1 : kTimed;
+    if (++copies_ % timed_every != 0) {
+        if (streaming_) return stream(to, from, bytes);
+        std::memmove(to, from, bytes);
         return;
     }
     uint64_t begin = now_ns();

@@ -46,7 +46,7 @@ def test_ranks_of_one_core_change_once_a_collective(start):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_even_themselves_out_over_their_cores(start, ranks):
-    """One of two or three ranks on one core moves to the other core at once; the kernel takes its time."""
+    """If two or three ranks share a core, one of them moves to the other core. The kernel alone is slower."""
     job = start("spread.py", ranks)
     for said in job.next("measured"):
         # Of 24: all on a quiet machine, 14 to 22 beside four busy loops. Without: 0 to 2.

@@ -231,7 +231,7 @@ class _Judge:
             return []  # the first rank keeps the store as long as its own deadline allows
         sound = [r for r in records if r.rank not in self._disturbed]
         for failed in (r for r in sound if r.error is not None):
-            # One that was killed in its next operation is gone for ranks that are still in this one.
+            # A rank may connect and be killed in its next operation while others are still in this one.
             good = [r.rank for r in records if r.error is None and not self._died_before(failed.ended, r)]
             if good:
                 return [f"some connected, some failed: ranks {good} are connected, but {self._text(failed)}"]

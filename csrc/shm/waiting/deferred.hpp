@@ -1,8 +1,8 @@
 // What a thread puts off when it begins a small operation.
 //
-// Its wait is often over at once. To give Python's lock back and take it again would cost as much as such a
-// wait. And what a rank does after it has announced the operation to the others takes no time of its own, as
-// the announcement is on its way meanwhile.
+// It keeps Python's lock until it has to wait for longer: most waits are over at once, and to release the
+// lock and take it again costs as much as such a wait. And it writes the record of the operation after it has
+// told the other ranks, who hear of the operation while the record is written.
 #pragma once
 
 namespace unicomm {

@@ -1,5 +1,5 @@
 // On which cores the ranks of a group are. It matters where they outnumber the cores: a rank that waits
-// leaves its core only to a rank that it waits for, and no core has more ranks than its part for long.
+// leaves its core only to a rank that it waits for, and no core keeps more than its share of them.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -23,7 +23,8 @@ class Placement {
         write_core();
         return ++told_ % kToldUntilSpread == 0 && spread();
     }
-    // The same, and looks for another core at once: a yield of this rank has had an effect.
+    // To be called when a yield has had an effect, however many ranks there are: also looks at once whether
+    // another core is emptier.
     bool tell_of_yield() {
         write_core();
         return spread();
@@ -32,7 +33,7 @@ class Placement {
     bool beside(int rank) const {
         return segment_.control(rank).core.load(std::memory_order_relaxed) == core_;
     }
-    // A foreign process had this core for longer. If this rank has just moved there, it had better not have.
+    // A foreign process has used this core. If this rank has just moved there, its next move comes later.
     void taken(uint64_t now_ns);
 
   private:

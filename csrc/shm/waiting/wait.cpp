@@ -143,7 +143,7 @@ std::optional<bool> Waiter::yield(const Look& ready, const std::function<bool(bo
         }
         if (i > kCheapYields) Deferred::waits();
         yield_core();
-        // Ranks of other jobs and containers, and other threads, make no placement crowded.
+        // `crowded` counts neither ranks of other jobs and containers nor other threads, but yields do.
         if (spun && i == 1 && switches() != switched_before) {
             wanted_ = placement_.tell_of_yield() ? 0 : kWanted;
         }

@@ -29,7 +29,7 @@ def called_here(comm, what):
 
 
 @pytest.mark.parametrize("what", ["barrier", "all_reduce", "recv"])
-def test_an_operation_that_waits_is_on_record(what):
+def test_an_operation_that_waits_is_on_record(what, eventually):
     index: list[int] = []
 
     def program(comm):
@@ -37,9 +37,7 @@ def test_an_operation_that_waits_is_on_record(what):
             index.append(inside.engine(comm).member.recorder_index)
             called_here(comm, what)
             return
-        met = threading.Event()
-        while not index or newest(index[0]) != (State.STARTED, "called_here"):
-            met.wait(0.001)
+        eventually(lambda: index and newest(index[0]) == (State.STARTED, "called_here"))
         called_here(comm, what) if what != "recv" else comm.send(torch.ones(1), 0)
 
     run_ranks(program, 2)

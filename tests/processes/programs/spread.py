@@ -1,6 +1,6 @@
-"""All ranks but the fourth start on one of two cores. Counts the tries in which they even themselves out.
+"""Ranks 0 to 2 start on one core, rank 3 on another. Counts the tries in which each core gets half of them.
 
-They may have been moved again when a try ends, by the kernel, which has other processes to place.
+It looks several times in a try, as the kernel may move a rank again because of other processes.
 """
 
 import os
@@ -29,7 +29,7 @@ def core() -> int:
 evened = 0
 for _ in range(TRIES):
     os.sched_setaffinity(0, [cores[rank == 3]])
-    time.sleep(0.35)  # it moves at most every 20 ms, and every 300 if another process has had the core
+    time.sleep(0.35)  # a rank moves at most every 20 ms, or 300 ms after another process had its core
     comm.barrier(False)
     os.sched_setaffinity(0, cores)
     even = False

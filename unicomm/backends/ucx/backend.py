@@ -29,8 +29,8 @@ _SILENT = "a rank's first message did not come"
 # Seconds that a wait polls before it sleeps: if each rank of the host has a core, and if not.
 _HOT, _CROWDED = 0.0001, 0.00001
 # UCX sends 8 KiB per system call by default, with which large data take up to 1.6 times as long. To receive
-# up to 512 KiB per call takes 0.7 to 0.85 times as long as 128. By default UCX also blocks in connect(2):
-# for a minute if the host has just been cut off, and nothing can cancel that.
+# up to 512 KiB per call takes 0.7 to 0.85 times as long as 128. By default UCX also blocks in connect(2),
+# which lasts a minute if the host has just been cut off, and which nothing can cancel.
 _TCP = [("TCP_TX_SEG_SIZE", "64k"), ("TCP_RX_SEG_SIZE", "512k"), ("TCP_CONN_NB", "y")]
 _AT_MOST = 15.0, 0.05  # seconds for connecting once all ranks have come: in all, and for each rank
 # What UCX says if it has found no device that reaches a rank, as while the link of a host is down; how many
