@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -15,6 +16,11 @@ from unicomm import _core
 
 from .errors import CommError, CommTimeoutError, NotReadyError
 from .options import seconds
+
+# Seconds. Python waits for a lock without a look at signals that came just as the wait began, and would run
+# their handlers, Ctrl-C's too, only after it. A thread that waits must hardly move, so that deadlocks are
+# seen (failures/thread_quiescence.py).
+_PART = 1.0
 
 
 class WorkStatus(enum.Enum):
@@ -73,8 +79,11 @@ class Work(_core.WorkBase):
                     seq=self.seq,
                     hint="add another callback instead of waiting in one",
                 )
-            if not self._lock.acquire(timeout=limit):
-                raise self._late(limit)
+            end = math.inf if limit < 0 else time.monotonic() + limit
+            # In this frame, by which a thread that waits here is known (failures/thread_quiescence.py).
+            while not self._lock.acquire(timeout=max(0.0, min(_PART, end - time.monotonic()))):
+                if time.monotonic() >= end:
+                    raise self._late(limit)
             self._lock.release()
         if self._error is not None:
             raise self._error.with_traceback(None)
