@@ -811,9 +811,7 @@ class HostsPart(enum.Enum):
 
     LATE = 2
 
-    LEADERS = 3
-
-    FAR = 4
+    FAR = 3
 
 class HostsFast(SupervisedOperations):
     """Small operations on several hosts, for a fast path."""
@@ -822,9 +820,9 @@ class HostsFast(SupervisedOperations):
         self,
         near: ShmGroup,
         far: UcxFast,
-        leaders: UcxFast | None,
         hosts: Sequence[Sequence[int]],
         rank: int,
+        crowded: bool,
         slack: float,
         for_others: float,
         supervisor: object,

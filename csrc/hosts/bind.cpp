@@ -21,19 +21,18 @@ void bind_hosts(nb::module_& m) {
         .value("NONE", Part::kNone)
         .value("NEAR", Part::kNear)
         .value("LATE", Part::kLate)
-        .value("LEADERS", Part::kLeaders)
         .value("FAR", Part::kFar);
     nb::class_<Fast, ucx::SupervisedOperations>(m, "HostsFast",
                                                 "Small operations on several hosts, for a fast path.")
-        .def(nb::init<nb::object, nb::object, nb::object, std::vector<std::vector<int>>, int, double, double,
-                      nb::handle>(),
-             nb::arg("near"), nb::arg("far"), nb::arg("leaders").none(), nb::arg("hosts"), nb::arg("rank"),
-             nb::arg("slack"), nb::arg("for_others"), nb::arg("supervisor"),
-             nb::sig(
-                 "def __init__(self, near: ShmGroup, far: UcxFast, leaders: UcxFast | None, hosts: "
-                 "Sequence[Sequence[int]], rank: int, slack: float, for_others: float, supervisor: object) "
-                 "-> None"),
-             "`supervisor` is held weakly.")
+        .def(
+            nb::init<nb::object, nb::object, std::vector<std::vector<int>>, int, bool, double, double,
+                     nb::handle>(),
+            nb::arg("near"), nb::arg("far"), nb::arg("hosts"), nb::arg("rank"), nb::arg("crowded"),
+            nb::arg("slack"), nb::arg("for_others"), nb::arg("supervisor"),
+            nb::sig(
+                "def __init__(self, near: ShmGroup, far: UcxFast, hosts: Sequence[Sequence[int]], rank: int, "
+                "crowded: bool, slack: float, for_others: float, supervisor: object) -> None"),
+            "`supervisor` is held weakly.")
         .def(
             "fits",
             [](Fast& f, uint32_t op, int dtype, int red, size_t bytes) {

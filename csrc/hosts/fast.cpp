@@ -21,27 +21,6 @@ using shm::reduces;
 // there are fewer copies, but more messages.
 constexpr size_t kMostAllToAll = 1 << 14;
 
-ucx::Fast* operations_of(const nb::object& object) {
-    return object.is_none() ? nullptr : &nb::cast<ucx::Fast&>(object);
-}
-
-// Whether the leaders fold the values of all ranks at once. That rounds narrow floats once; where they are
-// too many for a slot, the general path carries them in float32.
-bool folds_all_ranks(OpCode code, DType t, Red red) {
-    const bool narrow =
-        t == DType::kFloat16 || t == DType::kBFloat16 || t == DType::kFloat8E4M3 || t == DType::kFloat8E5M2;
-    return reduces(code) && narrow && (red == Red::kSum || red == Red::kProduct || red == Red::kAvg);
-}
-
-Op part_of(OpCode code, uint64_t deadline, int root = -1) {
-    Op op;
-    op.code = static_cast<uint32_t>(code);
-    op.root = root;
-    op.deadline_ns = deadline;
-    if (code != OpCode::kBarrier) op.dtype = DType::kUInt8;
-    return op;
-}
-
 }  // namespace
 
 uint64_t signature(uint32_t op, uint32_t dtype, uint32_t how, int root, uint64_t count, uint64_t extra) {
@@ -52,15 +31,13 @@ uint64_t signature(uint32_t op, uint32_t dtype, uint32_t how, int root, uint64_t
     return hash;
 }
 
-Fast::Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std::vector<int>> hosts, int rank,
+Fast::Fast(nb::object near, nb::object far, std::vector<std::vector<int>> hosts, int rank, bool crowded,
            double slack, double for_others, nb::handle supervisor)
     : SupervisedOperations(supervisor),
       near_object_(std::move(near)),
       far_object_(std::move(far)),
-      leaders_object_(std::move(leaders)),
       near_(&nb::cast<shm::Group&>(near_object_)),
       far_(nb::cast<ucx::Fast&>(far_object_)),
-      leaders_(operations_of(leaders_object_)),
       hosts_(std::move(hosts)),
       most_(ucx::Slots::most_of_host(int(hosts_.size()))),
       most_for_each_(ucx::Slots::most_of_host_for_each(int(hosts_.size()))),
@@ -69,7 +46,6 @@ Fast::Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std:
       for_others_(for_others),
       host_of_(size_t(far_.world())),
       local_of_(size_t(far_.world())),
-      mine_(std::make_unique_for_overwrite<char[]>(most_for_each_ * hosts_.size())),
       packed_(std::make_unique_for_overwrite<char[]>(most_for_each_ * hosts_.size())),
       answer_(std::make_unique_for_overwrite<char[]>(kHead + most_for_each_ * hosts_.size())) {
     for (size_t h = 0; h < hosts_.size(); ++h) {
@@ -82,7 +58,14 @@ Fast::Fast(nb::object near, nb::object far, nb::object leaders, std::vector<std:
     }
     host_ = host_of_.at(size_t(rank));
     local_ = local_of_.at(size_t(rank));
-    if (is_leader() != (local_ == 0)) throw nb::value_error("the first rank of a host is its leader");
+    mine_ = std::make_unique_for_overwrite<char[]>(most_for_each_ * std::max(hosts_.size(), largest_));
+    for (const auto& ranks : hosts_) even_ = even_ && ranks.size() == largest_;
+    by_columns_ = even_ && !crowded;
+    if (even_ || is_leader()) {
+        std::vector<int> members;
+        for (const auto& ranks : hosts_) members.push_back(ranks.at(size_t(local_)));
+        column_ = far_.slots_of(std::move(members), kHead + most_for_each_);
+    }
 }
 
 void Fast::close() {
@@ -102,6 +85,7 @@ Fault Fast::in_part(Part part, Fault fault) {
 // --- collectives ------------------------------------------------------------------------------------------
 
 bool Fast::fits(OpCode code, DType dtype, Red red, size_t bytes) const {
+    if (divides(code, dtype, red, bytes)) return true;
     // What a host gives for each result: one partial result, or the values of all its ranks.
     const size_t values = folds_all_ranks(code, dtype, red) ? largest_ : 1;
     switch (code) {
@@ -128,21 +112,23 @@ bool Fast::goes_by_leaders(size_t bytes) const {
 }
 
 bool Fast::begins(const Op& op, const Tensor& in) {
-    if (near_ == nullptr || !far_.usable() || (leaders_ && !leaders_->usable())) return false;
+    if (near_ == nullptr || !far_.usable()) return false;
     if (!fits(static_cast<OpCode>(op.code), op.dtype, op.red, size_t(in.bytes))) return false;
-    if (leaders_) leaders_->begin_part();
+    enter(op, size_t(in.bytes));
     return true;
 }
 
-// Called without the GIL.
-void Fast::begin_leaders() {
-    if (leaders_ == nullptr) return;
-    nb::gil_scoped_acquire gil;
-    leaders_->begin_part();
+// All ranks count the collectives between hosts, those as well that have no part in one. With the GIL.
+void Fast::enter(const Op& op, size_t bytes) {
+    const bool parted = divides(static_cast<OpCode>(op.code), op.dtype, op.red, bytes);
+    parted || swaps() ? far_.begin_part() : far_.pass_part();
 }
 
 Fault Fast::run_alone(const Op& op, const Tensor& in, const Tensor& out) {
-    begin_leaders();
+    {
+        nb::gil_scoped_acquire gil;
+        enter(op, size_t(in.bytes));
+    }
     return collective(op, in, out);
 }
 
@@ -154,16 +140,20 @@ Fault Fast::collective(const Op& op, const Tensor& in, const Tensor& out) {
 }
 
 Fault Fast::stepped(const Op& op, const Tensor& in, const Tensor& out) {
-    const bool straight = op.code == uint32_t(OpCode::kAllToAllSingle) && !goes_by_leaders(size_t(in.bytes));
+    const auto code = static_cast<OpCode>(op.code);
     const uint64_t signed_as =
         signature(op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra);
-    Fault fault = first_step(straight ? part_of(OpCode::kBarrier, op.deadline_ns) : op, in, signed_as);
+    const bool parted = divides(code, op.dtype, op.red, size_t(in.bytes));
+    const bool straight = !parted && code == OpCode::kAllToAllSingle && !goes_by_leaders(size_t(in.bytes));
+    Fault fault = parted
+                      ? divided(op, in, out, signed_as)
+                      : first_step(straight ? part_of(OpCode::kBarrier, op.deadline_ns) : op, in, signed_as);
     if (fault.code == FaultCode::kMismatch) {
         // All ranks are in step, and learn from each other what they called.
         ask("explain", op.code, uint32_t(op.dtype), uint32_t(op.red), op.root, op.count, op.extra);
     } else if (!fault && straight) {
         return go_straight(op, in, out, signed_as);
-    } else if (!fault) {
+    } else if (!fault && !parted) {
         deliver(op, in, out);
     }
     return fault;
@@ -176,15 +166,11 @@ Fault Fast::go_straight(const Op& op, const Tensor& in, const Tensor& out, uint6
     if (apart) {
         Op local = part_of(OpCode::kAllToAllSingle, op.deadline_ns);
         local.extra = signed_as;
-        std::vector<Buffer> ins, outs;
-        for (int r : members()) {
-            ins.push_back({static_cast<char*>(in.data) + size_t(r) * part, part});
-            outs.push_back({static_cast<char*>(out.data) + size_t(r) * part, part});
-        }
+        const Slice whole{0, part};
         std::lock_guard lock(near_->running());
-        if (Fault fault = shm::dispatch(*near_, local, ins, outs, part)) {
-            return in_part(Part::kNear, std::move(fault));
-        }
+        Fault fault = near_->all_to_all(local, parts(host_, static_cast<char*>(in.data), part, whole),
+                                        parts(host_, static_cast<char*>(out.data), part, whole), false);
+        if (fault) return in_part(Part::kNear, std::move(fault));
     }
     {
         nb::gil_scoped_acquire gil;
@@ -196,8 +182,12 @@ Fault Fast::go_straight(const Op& op, const Tensor& in, const Tensor& out, uint6
 
 Fault Fast::agree(uint64_t signed_as, uint64_t deadline_ns) {
     std::lock_guard lock(running());
-    begin_leaders();
-    return first_step(part_of(OpCode::kBarrier, deadline_ns), {}, signed_as);
+    const Op op = part_of(OpCode::kBarrier, deadline_ns);
+    {
+        nb::gil_scoped_acquire gil;
+        enter(op, 0);
+    }
+    return first_step(op, {}, signed_as);
 }
 
 // All ranks compare what they call, and exchange what `op` moves.
@@ -209,32 +199,42 @@ Fault Fast::first_step(const Op& op, const Tensor& in, uint64_t signed_as) {
         alike = fault.code != FaultCode::kMismatch;
         if (alike) return in_part(Part::kNear, std::move(fault));
     }
-    if (is_leader()) {
-        uint64_t head[kHead / sizeof(uint64_t)] = {signed_as, alike};
-        if (!alike) given.pieces = {{}};
-        Fault fault = leaders_->swap_slots({reinterpret_cast<const char*>(head), kHead}, given.pieces,
-                                           later(op.deadline_ns, slack_));
-        if (fault) return in_part(Part::kLeaders, std::move(fault));
-        good = alike;
-        for (int h = 0; h < int(hosts_.size()); ++h) {
-            good &= slot_of(h, 0) != nullptr && std::memcmp(leaders_->slot_data(h), head, kHead) == 0;
-        }
-        if (good && !combine(op, given)) {
-            return in_part(Part::kLeaders, {FaultCode::kInternal, {}, {}, "a slot of another size"});
-        }
+    if (swaps()) {
+        if (Fault fault = swap(signed_as, given, alike, op.deadline_ns, good)) return fault;
+        if (good && !combine(op, given)) return in_part(Part::kFar, odd_slot());
         answer_[0] = good;
     }
-    if (alike && members().size() > 1) {
+    if (alike && members().size() > 1 && !by_columns_) {
         std::lock_guard lock(near_->running());
         Fault fault = near_->broadcast(part_of(OpCode::kBroadcast, later(op.deadline_ns, for_others_), 0),
                                        {answer_.get(), kHead + given.result});
         if (fault) return in_part(Part::kLate, std::move(fault));
         good = answer_[0] != 0;
     }
-    return good ? Fault{} : Fault{FaultCode::kMismatch, {}, {}, {}};
+    if (good) return {};
+    if (!swaps() && column_) {  // whose ranks may have called what goes by columns
+        if (Fault fault = swap(signed_as, given, false, op.deadline_ns, good)) return fault;
+    }
+    return {FaultCode::kMismatch, {}, {}, {}};
 }
 
-// The ranks of the host compare what they call, and the leader gets its host's data.
+// Exchanges what this rank calls, and its `given`, with its column. `alike`: whether its host's ranks call
+// the same; `good`: whether all ranks do of whom this rank knows.
+Fault Fast::swap(uint64_t signed_as, const Given& given, bool alike, uint64_t deadline_ns, bool& good) {
+    const uint64_t head[kHead / sizeof(uint64_t)] = {signed_as, alike};
+    far_.counts().running = uint32_t(OpCode::kBarrier);  // as it counts between hosts
+    Fault fault =
+        far_.swap_slots(*column_, {reinterpret_cast<const char*>(head), kHead},
+                        alike ? given.pieces : std::vector<ucx::Piece>(1), later(deadline_ns, slack_));
+    if (fault) return in_part(Part::kFar, std::move(fault));
+    good = alike;
+    for (int h = 0; h < int(hosts_.size()); ++h) {
+        good &= slot_of(h, 0) != nullptr && std::memcmp(column_->data(h), head, kHead) == 0;
+    }
+    return {};
+}
+
+// The ranks of the host compare what they call, and those that exchange slots get its data.
 Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Given& given) {
     const auto code = static_cast<OpCode>(op.code);
     const size_t bytes = size_t(in.bytes), here = members().size(), n = host_of_.size();
@@ -254,7 +254,8 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Give
             }
             values = packed_.get();
         }
-        local = part_of(OpCode::kReduce, op.deadline_ns, 0);
+        local = by_columns_ ? part_of(OpCode::kAllReduce, op.deadline_ns)
+                            : part_of(OpCode::kReduce, op.deadline_ns, 0);
         local.dtype = op.dtype;
         local.red = op.red == Red::kAvg ? Red::kSum : op.red;
         local.extra = signed_as;
@@ -265,7 +266,7 @@ Fault Fast::gather_near(const Op& op, const Tensor& in, uint64_t signed_as, Give
             if (bytes) std::memcpy(mine, values, bytes);
             return {};
         }
-        return near_->all_reduce(local, values, is_leader() ? mine : nullptr, uint64_t(in.numel));
+        return near_->all_reduce(local, values, swaps() ? mine : nullptr, uint64_t(in.numel));
     }
     if (code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle || all_ranks) {
         local = part_of(OpCode::kAllGatherV, op.deadline_ns);
@@ -315,7 +316,7 @@ void Fast::cut(OpCode code, size_t bytes, Given& given) {
         return;
     }
     given.result *= host_of_.size();
-    if (!is_leader()) return;
+    if (!swaps()) return;
     char* to = packed_.get();
     for (const auto& ranks : hosts_) {
         given.pieces.push_back({to, here * ranks.size() * part});
@@ -328,29 +329,23 @@ void Fast::cut(OpCode code, size_t bytes, Given& given) {
     }
 }
 
-const char* Fast::slot_of(int host, size_t bytes) const {
-    return leaders_->slot_bytes(host) < kHead + bytes ? nullptr : leaders_->slot_data(host) + kHead;
+char* Fast::slot_of(int host, size_t bytes) const {
+    return column_->bytes(host) < kHead + bytes ? nullptr : column_->room_of(host) + kHead;
 }
 
 // Makes the answer of all hosts' slots. False if one is too short.
 bool Fast::combine(const Op& op, const Given& given) {
     const auto code = static_cast<OpCode>(op.code);
     char* const to = answer_.get() + kHead;
-    if (folds_all_ranks(code, op.dtype, op.red)) return fold_all_ranks(op, given, to);
-    if (reduces(code)) {
-        std::vector<const void*> parts;
-        for (int h = 0; h < int(hosts_.size()); ++h) {
-            const char* part = slot_of(h, given.result);
-            if (part == nullptr) return false;
-            parts.push_back(part);
+    if (folds_all_ranks(code, op.dtype, op.red)) {  // all, or for each of them those for this host's ranks
+        const size_t results = code == OpCode::kAllReduce ? 1 : members().size();
+        const size_t bytes = given.result / results;
+        for (size_t i = 0; i < results; ++i) {
+            if (!fold_slots(op, {to + i * bytes, bytes}, results, i)) return false;
         }
-        const int64_t count = int64_t(given.result) / dtype_bytes(op.dtype);
-        const Red between = op.red == Red::kAvg ? Red::kSum : op.red;
-        if (!fold(op.dtype, between, to, parts.data(), int(parts.size()), count, nullptr, int(parts.size())))
-            return false;
-        const void* total = to;
-        return op.red != Red::kAvg || fold(op.dtype, Red::kAvg, to, &total, 1, count, nullptr, world());
+        return true;
     }
+    if (reduces(code)) return fold_slots(op, {to, given.result}, 1, 0);
     if (code == OpCode::kAllGatherSingle || code == OpCode::kAllToAllSingle) {
         const size_t each = given.result / host_of_.size();  // of each rank
         char* at = to;
@@ -369,24 +364,23 @@ bool Fast::combine(const Op& op, const Given& given) {
     return true;
 }
 
-// The slot of each host has the values of its ranks: all, or for each of them those for this host's ranks.
-bool Fast::fold_all_ranks(const Op& op, const Given& given, char* to) const {
-    const size_t results = op.code == uint32_t(OpCode::kAllReduce) ? 1 : members().size();
-    const size_t bytes = given.result / results;
-    for (size_t i = 0; i < results; ++i) {
-        std::vector<const void*> values;
-        for (size_t r = 0; r < host_of_.size(); ++r) {
-            const size_t host = size_t(host_of_[r]);
-            const char* slot = slot_of(int(host), hosts_[host].size() * results * bytes);
-            if (slot == nullptr) return false;
-            values.push_back(slot + (size_t(local_of_[r]) * results + i) * bytes);
-        }
-        if (!fold(op.dtype, op.red, to + i * bytes, values.data(), world(),
-                  int64_t(bytes) / dtype_bytes(op.dtype), nullptr, world())) {
-            return false;
-        }
+// Folds the i-th of the results of which each slot has its host's partial ones, or the values of the host's
+// ranks, one rank after the other. False if a slot is too short.
+bool Fast::fold_slots(const Op& op, Buffer to, size_t results, size_t i) const {
+    const bool all_ranks = folds_all_ranks(static_cast<OpCode>(op.code), op.dtype, op.red);
+    std::vector<const void*> values;
+    for (int v = 0; v < (all_ranks ? world() : int(hosts_.size())); ++v) {
+        const int host = all_ranks ? host_of_[size_t(v)] : v;
+        const char* slot = slot_of(host, (all_ranks ? hosts_[size_t(host)].size() : 1) * results * to.bytes);
+        if (slot == nullptr) return false;
+        values.push_back(slot + (size_t(all_ranks ? local_of_[size_t(v)] : 0) * results + i) * to.bytes);
     }
-    return true;
+    const int64_t count = int64_t(to.bytes) / dtype_bytes(op.dtype);
+    const Red between = op.red == Red::kAvg && !all_ranks ? Red::kSum : op.red;
+    const int n = int(values.size());
+    if (!fold(op.dtype, between, to.data, values.data(), n, count, nullptr, n)) return false;
+    const void* total = to.data;
+    return between == op.red || fold(op.dtype, Red::kAvg, to.data, &total, 1, count, nullptr, world());
 }
 
 // Copies the answer to where this rank wants it.

@@ -18,16 +18,17 @@ namespace {
 // Best first.
 constexpr Isa kIsas[] = {
 #ifdef UNICOMM_X86
-    {"avx512", avx512::run, avx512::run_exact, avx512::encode, avx512::decode,
+    {"avx512", avx512::run, avx512::run_exact, avx512::encode, avx512::decode, avx512::convert,
      [] {
          return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
      }},
-    {"avx2", avx2::run, avx2::run_exact, avx2::encode, avx2::decode,
+    {"avx2", avx2::run, avx2::run_exact, avx2::encode, avx2::decode, avx2::convert,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
 #endif
-    {"baseline", baseline::run, baseline::run_exact, baseline::encode, baseline::decode, [] { return true; }},
+    {"baseline", baseline::run, baseline::run_exact, baseline::encode, baseline::decode, baseline::convert,
+     [] { return true; }},
 };
 
 std::atomic<const Isa*> chosen{nullptr};

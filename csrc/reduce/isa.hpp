@@ -10,6 +10,7 @@ struct Isa {
     Kernels run, run_exact;
     Encoder encode;
     Decoder decode;
+    Converter convert;
     bool (*available)();
 };
 

@@ -35,4 +35,13 @@ bool wire_decode(DType dtype, WireFormat format, const DecodeArguments& args) {
     return true;
 }
 
+bool convert_defined(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
+
+void convert(DType dtype, Conversion how, const void* from, void* to, int64_t count) {
+    if (count <= 0) return;
+    simulation::point("convert");
+    PlainArithmetic here;
+    isa().convert(dtype, how, static_cast<const char*>(from), static_cast<char*>(to), count);
+}
+
 }  // namespace unicomm

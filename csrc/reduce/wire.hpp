@@ -69,18 +69,34 @@ int64_t wire_bytes(WireFormat format, int64_t count);
 bool wire_encode(DType dtype, WireFormat format, const EncodeArguments& args);
 bool wire_decode(DType dtype, WireFormat format, const DecodeArguments& args);
 
+// Conversions of float16 and bfloat16, for sums in float32 that are rounded once.
+enum class Conversion {
+    kWiden,  // to float32, exactly
+    kAdd,    // the same, added to what is there
+    kRound,  // from float32, to nearest, of two the even one
+};
+
+using Converter = void (*)(DType, Conversion, const char* from, char* to, int64_t count);
+
+// Whether `convert` takes this type.
+bool convert_defined(DType dtype);
+void convert(DType dtype, Conversion how, const void* from, void* to, int64_t count);
+
 namespace baseline {
 void encode(DType dtype, WireFormat format, const EncodeArguments& args);
 void decode(DType dtype, WireFormat format, const DecodeArguments& args);
+void convert(DType dtype, Conversion how, const char* from, char* to, int64_t count);
 }  // namespace baseline
 #ifdef UNICOMM_X86
 namespace avx2 {
 void encode(DType dtype, WireFormat format, const EncodeArguments& args);
 void decode(DType dtype, WireFormat format, const DecodeArguments& args);
+void convert(DType dtype, Conversion how, const char* from, char* to, int64_t count);
 }  // namespace avx2
 namespace avx512 {
 void encode(DType dtype, WireFormat format, const EncodeArguments& args);
 void decode(DType dtype, WireFormat format, const DecodeArguments& args);
+void convert(DType dtype, Conversion how, const char* from, char* to, int64_t count);
 }  // namespace avx512
 #endif
 

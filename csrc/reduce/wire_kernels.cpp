@@ -395,18 +395,30 @@ __attribute__((noinline, flatten)) void encode_bfloat16(const EncodeArguments& a
     }
 }
 
-template <class Memory, bool kAdds>
-__attribute__((noinline, flatten)) void decode_bfloat16(const DecodeArguments& args) {
+template <class From, class To, bool kAdds>
+__attribute__((noinline, flatten)) void convert(const char* given_from, char* given_to, int64_t count) {
     int64_t at = 0;
-    for (; at + kWidth <= args.count; at += kWidth) {
-        put<Memory, kAdds>(args.dst + at * Memory::kBytes, InBFloat16::load(args.src + at * 2));
+    for (; at + kWidth <= count; at += kWidth) {
+        put<To, kAdds>(given_to + at * To::kBytes, From::load(given_from + at * From::kBytes));
     }
-    if (int64_t rest = args.count - at; rest > 0) {
-        char from[kWidth * 2] = {}, to[kWidth * Memory::kBytes] = {};
-        std::memcpy(from, args.src + at * 2, size_t(rest * 2));
-        if constexpr (kAdds) std::memcpy(to, args.dst + at * Memory::kBytes, size_t(rest * Memory::kBytes));
-        put<Memory, kAdds>(to, InBFloat16::load(from));
-        std::memcpy(args.dst + at * Memory::kBytes, to, size_t(rest * Memory::kBytes));
+    if (int64_t rest = count - at; rest > 0) {
+        char from[kWidth * From::kBytes] = {}, to[kWidth * To::kBytes] = {};
+        std::memcpy(from, given_from + at * From::kBytes, size_t(rest * From::kBytes));
+        if constexpr (kAdds) std::memcpy(to, given_to + at * To::kBytes, size_t(rest * To::kBytes));
+        put<To, kAdds>(to, From::load(from));
+        std::memcpy(given_to + at * To::kBytes, to, size_t(rest * To::kBytes));
+    }
+}
+
+template <class Memory>
+void convert_any(Conversion how, const char* from, char* to, int64_t count) {
+    switch (how) {
+        case Conversion::kWiden:
+            return convert<Memory, InFloat32, false>(from, to, count);
+        case Conversion::kAdd:
+            return convert<Memory, InFloat32, true>(from, to, count);
+        default:
+            return convert<InFloat32, Memory, false>(from, to, count);
     }
 }
 
@@ -436,7 +448,7 @@ void decode_to(WireFormat format, const DecodeArguments& args) {
         case WireFormat::kFloat8E4M3:
             return decode_blocks<E4M3, Memory, kLongBlock, kAdds>(args);
         default:
-            return decode_bfloat16<Memory, kAdds>(args);
+            return convert<InBFloat16, Memory, kAdds>(args.src, args.dst, args.count);
     }
 }
 
@@ -463,6 +475,11 @@ void decode(DType dtype, WireFormat format, const DecodeArguments& args) {
     if (dtype == DType::kFloat16) return decode_to<InFloat16, false>(format, args);
     if (dtype == DType::kBFloat16) return decode_to<InBFloat16, false>(format, args);
     args.adds ? decode_to<InFloat32, true>(format, args) : decode_to<InFloat32, false>(format, args);
+}
+
+void convert(DType dtype, Conversion how, const char* from, char* to, int64_t count) {
+    if (dtype == DType::kFloat16) return convert_any<InFloat16>(how, from, to, count);
+    convert_any<InBFloat16>(how, from, to, count);
 }
 
 }  // namespace unicomm::UNICOMM_ISA

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -17,6 +18,12 @@ constexpr size_t kWindow = 4;  // chunks of each rank that are received ahead
 
 size_t count_of(size_t bytes, size_t chunk) { return (bytes + chunk - 1) / chunk; }
 
+std::vector<int> all_ranks(int size) {
+    std::vector<int> ranks(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+}
+
 // Waits for the requests, then until all that was sent has left.
 Ended finish(Worker& worker, Group& group) {
     Ended ended = worker.wait([&] { return group.over(); }, kForever);
@@ -28,11 +35,14 @@ Ended finish(Worker& worker, Group& group) {
 }  // namespace
 
 Slots::Slots(std::shared_ptr<Worker> worker)
-    : worker_(std::move(worker)),
-      // Leaders of hosts send a head of their own.
-      room_(kHead + std::max(most(worker_->size()), most_for_each(worker_->size()))) {
-    memory_ = worker_->hold_always(size_t(worker_->size()) * (kHead + room_));
-    lengths_.resize(size_t(worker_->size()));
+    // Leaders of hosts send a head of their own.
+    : Slots(worker, all_ranks(worker->size()),
+            kHead + std::max(most(worker->size()), most_for_each(worker->size()))) {}
+
+Slots::Slots(std::shared_ptr<Worker> worker, std::vector<int> members, size_t room)
+    : worker_(std::move(worker)), members_(std::move(members)), room_(room), lengths_(members_.size()) {
+    me_ = int(std::find(members_.begin(), members_.end(), worker_->rank()) - members_.begin());
+    memory_ = worker_->hold_always(members_.size() * (kHead + room_));
 }
 
 size_t Slots::write(char* to, const char* head, Piece first, Piece piece) const {
@@ -44,44 +54,42 @@ size_t Slots::write(char* to, const char* head, Piece first, Piece piece) const 
 }
 
 void Slots::receive_all() {
-    const int size = worker_->size(), me = worker_->rank();
-    receives_.assign(size_t(size), nullptr);
+    receives_.assign(members_.size(), nullptr);
     sends_.clear();
-    for (int step = 1; step < size; ++step) {
-        const int from = (me - step + size) % size;
-        receives_[size_t(from)] = worker_->receive(from, slot(from), kHead + room_, Kind::kSlot);
+    for (int step = 1; step < size(); ++step) {
+        const size_t from = size_t((me_ - step + size()) % size());
+        receives_[from] = worker_->receive(members_[from], slot(int(from)), kHead + room_, Kind::kSlot);
     }
 }
 
 void Slots::start_same(const char* head, Piece first, Piece for_all) {
-    const int size = worker_->size(), me = worker_->rank();
     receive_all();
-    lengths_[size_t(me)] = write(slot(me), head, first, for_all);
-    for (int step = 1; step < size; ++step) {
-        sends_.push_back(worker_->send((me + step) % size, slot(me), lengths_[size_t(me)], Kind::kSlot));
+    const size_t length = lengths_[size_t(me_)] = write(slot(me_), head, first, for_all);
+    for (int step = 1; step < size(); ++step) {
+        const int to = members_[size_t((me_ + step) % size())];
+        sends_.push_back(worker_->send(to, slot(me_), length, Kind::kSlot));
     }
 }
 
 void Slots::start(const char* head, Piece first, const std::vector<Piece>& pieces) {
-    const int size = worker_->size(), me = worker_->rank();
-    if (outgoing_ == nullptr) outgoing_ = worker_->hold_always(size_t(size) * (kHead + room_));
+    if (outgoing_ == nullptr) outgoing_ = worker_->hold_always(members_.size() * (kHead + room_));
     receive_all();
-    lengths_[size_t(me)] = write(slot(me), head, first, pieces[size_t(me)]);
-    for (int step = 1; step < size; ++step) {
-        const int to = (me + step) % size;
-        char* const place = outgoing_ + size_t(to) * (kHead + room_);
+    lengths_[size_t(me_)] = write(slot(me_), head, first, pieces[size_t(me_)]);
+    for (int step = 1; step < size(); ++step) {
+        const size_t to = size_t((me_ + step) % size());
+        char* const place = outgoing_ + to * (kHead + room_);
         sends_.push_back(
-            worker_->send(to, place, write(place, head, first, pieces[size_t(to)]), Kind::kSlot));
+            worker_->send(members_[to], place, write(place, head, first, pieces[to]), Kind::kSlot));
     }
 }
 
 bool Slots::arrived() {
-    for (size_t rank = 0; rank < receives_.size(); ++rank) {
-        Request*& request = receives_[rank];
+    for (size_t member = 0; member < receives_.size(); ++member) {
+        Request*& request = receives_[member];
         if (request == nullptr) continue;
         if (!request->done) return false;
         if (request->status < 0 || request->length < kHead) throw Failure("not a slot");
-        lengths_[rank] = request->length;
+        lengths_[member] = request->length;
         worker_->release(std::exchange(request, nullptr));
     }
     while (!sends_.empty() && sends_.back()->done) {
@@ -98,8 +106,8 @@ Ended Slots::gather(const char* head, const void* data, size_t bytes) {
 }
 
 bool Slots::alike() const {
-    for (int rank = 1; rank < worker_->size(); ++rank) {
-        if (std::memcmp(head(rank), head(0), kCommon) != 0) return false;
+    for (int member = 1; member < size(); ++member) {
+        if (std::memcmp(head(member), head(0), kCommon) != 0) return false;
     }
     return true;
 }

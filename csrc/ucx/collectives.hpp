@@ -16,7 +16,8 @@ struct Piece {
 };
 
 // The first step of every collective: each rank sends every other one a slot with what it calls, and with its
-// data if they are few. So small collectives need one message each way.
+// data if they are few. So small collectives need one message each way. Its `members` are all ranks of the
+// worker, or some; they are numbered in their order, and wherever a member is meant, that number is.
 class Slots {
   public:
     static constexpr size_t kHead = 64;
@@ -40,11 +41,13 @@ class Slots {
     }
 
     explicit Slots(std::shared_ptr<Worker> worker);
+    // `room`: bytes of a slot. This rank is among the `members`.
+    Slots(std::shared_ptr<Worker> worker, std::vector<int> members, size_t room);
 
     // Exchanges heads of `kHead` bytes and data.
     Ended gather(const char* head, const void* data, size_t bytes);
     // The same for a caller that waits by itself, with the worker, until `arrived`. The data of each slot are
-    // `first` and then the piece for that rank, at most `room()` bytes; this rank's own piece goes to its
+    // `first` and then the piece for that member, at most `room()` bytes; this rank's own piece goes to its
     // slot. Throw Failure.
     void start(const char* head, Piece first, const std::vector<Piece>& pieces);
     void start_same(const char* head, Piece first, Piece for_all);
@@ -52,21 +55,24 @@ class Slots {
     // Of the last gather:
     bool alike() const;
     size_t room() const { return room_; }
-    const char* head(int rank) const { return slot(rank); }
-    const char* data(int rank) const { return slot(rank) + kHead; }
-    // Where a rank's data may be received after a gather whose slots had none.
-    char* room_of(int rank) { return slot(rank) + kHead; }
-    size_t bytes(int rank) const { return lengths_[size_t(rank)] - kHead; }
+    const char* head(int member) const { return slot(member); }
+    const char* data(int member) const { return slot(member) + kHead; }
+    // Where a member's data may be received after a gather whose slots had none.
+    char* room_of(int member) { return slot(member) + kHead; }
+    size_t bytes(int member) const { return lengths_[size_t(member)] - kHead; }
 
   private:
     static constexpr size_t kMostOfHost = 1 << 18;
 
-    char* slot(int rank) const { return memory_ + size_t(rank) * (kHead + room_); }
+    int size() const { return int(members_.size()); }
+    char* slot(int member) const { return memory_ + size_t(member) * (kHead + room_); }
     size_t write(char* to, const char* head, Piece first, Piece piece) const;
     void receive_all();
 
     std::shared_ptr<Worker> worker_;
+    const std::vector<int> members_;
     const size_t room_;
+    int me_ = 0;
     char* memory_ = nullptr;    // held by the worker
     char* outgoing_ = nullptr;  // the same; for slots that differ, made when there are some
     std::vector<size_t> lengths_;

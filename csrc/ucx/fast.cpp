@@ -179,15 +179,15 @@ Fault Fast::guarded(uint64_t deadline_ns, Operation operation) {
     return fault;
 }
 
-// Exchanges slots with all ranks.
-Fault Fast::swap(Running& running, const void* head, Piece first, const std::vector<Piece>& pieces) {
+Fault Fast::swap(Running& running, Slots& slots, const void* head, Piece first,
+                 const std::vector<Piece>& pieces) {
     if (pieces.size() == 1) {
-        slots_->start_same(static_cast<const char*>(head), first, pieces[0]);
+        slots.start_same(static_cast<const char*>(head), first, pieces[0]);
     } else {
-        slots_->start(static_cast<const char*>(head), first, pieces);
+        slots.start(static_cast<const char*>(head), first, pieces);
     }
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
-        return worker_->wait([&] { return slots_->arrived() && worker_->flushed(); }, limit);
+        return worker_->wait([&] { return slots.arrived() && worker_->flushed(); }, limit);
     }));
     return fault ? fault : given_up(running);
 }
@@ -214,7 +214,7 @@ Fault Fast::collective(const shm::Op& op, const Tensor& in, const Tensor& out) {
             pieces.clear();
             for (int r = 0; r < world(); ++r) pieces.push_back({from + size_t(r) * part, part});
         }
-        if (Fault fault = swap(running, &head, {}, pieces)) return fault;
+        if (Fault fault = swap(running, *slots_, &head, {}, pieces)) return fault;
         if (!slots_->alike()) return {FaultCode::kMismatch, {}, {}, {}};
         if (!few) return trade(running, op, in, out, {});
         take(op, in, out);
@@ -272,9 +272,10 @@ void Fast::fold_parts(const shm::Op& op, const Tensor& out, const std::vector<co
     }
 }
 
-Fault Fast::swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns) {
+Fault Fast::swap_slots(Slots& slots, Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns) {
     static constexpr char kNoHead[Slots::kHead] = {};
-    return guarded(deadline_ns, [&](Running& running) { return swap(running, kNoHead, first, pieces); });
+    return guarded(deadline_ns,
+                   [&](Running& running) { return swap(running, slots, kNoHead, first, pieces); });
 }
 
 const char* Fast::slot_of(int rank, size_t bytes) const {

@@ -40,13 +40,18 @@ class Fast : public SupervisedOperations {
     // For operations of which one of this worker is a part: `swap_slots`, which counts as a barrier,
     // `collective` or `all_to_others` follows. Called with the GIL.
     void begin_part(OpCode code = OpCode::kBarrier) { enter(uint32_t(code)); }
-    // Each rank gets `first` and its piece of every other one; one piece is for all. Called without the GIL.
-    Fault swap_slots(Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns);
+    // The same on a rank that has no part in it.
+    void pass_part() { ++counts_.entered; }
+    // Each member gets `first` and its piece of every other one; one piece is for all. `slots`: of this
+    // worker. Called without the GIL.
+    Fault swap_slots(Slots& slots, Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns);
     // An all-to-all that all ranks are known to call, without the parts of the ranks `apart` for each other.
     Fault all_to_others(const shm::Op& op, const Tensor& in, const Tensor& out,
                         const std::vector<int>& apart);
-    const char* slot_data(int rank) const { return slots_->data(rank); }
-    size_t slot_bytes(int rank) const { return slots_->bytes(rank); }
+    // Others, for some of the ranks.
+    std::unique_ptr<Slots> slots_of(std::vector<int> members, size_t room) const {
+        return std::make_unique<Slots>(worker_, std::move(members), room);
+    }
     bool usable() const { return !closed_ && worker_->size() > 1 && !worker_->stopped() && !counts_.left; }
     Counts& counts() const { return counts_; }
 
@@ -72,7 +77,8 @@ class Fast : public SupervisedOperations {
     Fault fault_of(Ended how);
     template <class Operation>
     Fault guarded(uint64_t deadline_ns, Operation operation);
-    Fault swap(Running& running, const void* head, Piece first, const std::vector<Piece>& pieces);
+    Fault swap(Running& running, Slots& slots, const void* head, Piece first,
+               const std::vector<Piece>& pieces);
     size_t part_of(OpCode code, size_t bytes) const;
     Fault given_up(const Running& running);
     Fault trade(Running& running, const shm::Op& op, const Tensor& in, const Tensor& out,

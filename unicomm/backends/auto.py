@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unicomm import _core
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.hosts.backend import Far, HostsBackend, HostsOverUcx
 from unicomm.backends.hosts.layout import Layout
@@ -155,8 +156,9 @@ def _connect(
             hints = _far_hints(type(far), setup, address) | {"check_mismatch": True}
             leaders = part.connect(type(far), setup, hints)
             parts.append(leaders)
+        crowded = b"crowded" if len(layout.members) > _core.usable_cores() else b""
         # No rank goes on before all are connected.
-        setup.rendezvous.exchange("hosts connected", b"")
+        told = setup.rendezvous.exchange("hosts connected", crowded)
     except BaseException:
         for one in parts:
             one.close()
@@ -166,7 +168,7 @@ def _connect(
     assert leaders is None or isinstance(leaders, (GlooBackend, UcxBackend))
     first_cause = FirstCause(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
     made = HostsOverUcx if isinstance(far, UcxBackend) else HostsBackend
-    return made(layout, near, far, leaders, first_cause)
+    return made(layout, near, far, leaders, first_cause, any(told))
 
 
 def _connect_far(setup: Setup, address: str) -> Far:

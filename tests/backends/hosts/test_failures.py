@@ -77,14 +77,15 @@ def test_sizes_that_do_not_fit_between_hosts(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("absent", [0, 3])
-def test_a_rank_that_does_not_come(layout, absent):
+@pytest.mark.parametrize("count", [4, 100_000])
+def test_a_rank_that_does_not_come(layout, absent, count):
     over = threading.Barrier(4)
 
     def program(comm):
         comm.barrier(False)
         said = None
         if comm.get_rank() != absent:
-            said = told(comm, lambda: comm.all_reduce(torch.ones(4), SUM, False, timeout=1.5))
+            said = told(comm, lambda: comm.all_reduce(torch.ones(count), SUM, False, timeout=1.5))
             assert comm.is_aborted()
         over.wait(60)
         return said

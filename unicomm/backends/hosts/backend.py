@@ -96,7 +96,9 @@ class HostsBackend(
         far: Far,
         leaders: Far | None,
         first_cause: FirstCause,
+        crowded: bool,
     ) -> None:
+        """`crowded`: whether some host has more ranks than cores."""
         self.layout = layout
         self._near, self._far, self._leaders, self._first_cause = near, far, leaders, first_cause
         self._parts = [part for part in (near, leaders, far) if part is not None]
@@ -110,7 +112,7 @@ class HostsBackend(
         if isinstance(far, UcxBackend):
             assert leaders is None or isinstance(leaders, UcxBackend)
             self.inline = _core.hosts_most_in_slot(len(layout.hosts))
-            self._supervisor = Supervisor(self, near.group, far, leaders, _FOR_OTHERS)
+            self._supervisor = Supervisor(self, near.group, far, crowded, _FOR_OTHERS)
 
     @classmethod
     def connect(cls, setup: Setup) -> NoReturn:

@@ -85,7 +85,7 @@ def first_step(
         mine: up to `Links.inline` bytes that the leader sends along.
         combine: makes the result, of `result` bytes, of every host's bytes.
     """
-    if local is None and mine is None and links.agree(call):
+    if links.agree(call) and local is None and mine is None:
         return torch.empty(0, dtype=_BYTE)
     layout = links.layout
     signature = _core.hosts_signature(*call.signature)

@@ -19,17 +19,15 @@ _PART = _core.HostsPart
 
 
 class Supervised(Links, Protocol):
-    """The backend. The last three return the communicator's error for one of a part, and end the others."""
+    """The backend. The last two return the communicator's error for one of a part, and end the others."""
 
-    slack: float  #: seconds that the leaders wait beyond an operation's timeout
+    slack: float  #: seconds that ranks wait for other hosts beyond an operation's timeout
 
     def abort(self) -> None:
         """Ends the communicator."""
 
     def near_failed(self, error: CommError, late: bool) -> CommError:
         """`late`: some of the host's ranks may have waited for other hosts."""
-
-    def leaders_failed(self, error: CommError) -> CommError: ...
 
     def far_failed(self, error: CommError, peers: Collection[int]) -> CommError: ...
 
@@ -46,20 +44,21 @@ class Supervisor:
         backend: Supervised,
         group: Any,
         far: UcxBackend,
-        leaders: UcxBackend | None,
+        crowded: bool,
         for_others: float,
     ) -> None:
-        """`group`: the memory of this host. `for_others`: seconds that ranks give their leader on top."""
-        self._backend, self._far, self._leaders = backend, far, leaders
+        """`group`: the memory of this host. `crowded`: whether some host has more ranks than cores.
+        `for_others`: seconds that ranks give on top to those of their host that wait for others."""
+        self._backend, self._far = backend, far
         self._mismatch: CommError | None = None
         self._fast: _core.FastPath | None = None
         layout = backend.layout
         self.native = _core.HostsFast(
             group,
             far.supervisor.native,
-            None if leaders is None else leaders.supervisor.native,
             layout.hosts,
             layout.rank,
+            crowded,
             backend.slack,
             for_others,
             self,
@@ -68,8 +67,6 @@ class Supervisor:
     def fast_path(self, recorder: _core.Recorder, index: int, timeout: float) -> _core.FastPath:
         fast = _core.FastPath(self.native, recorder, index, timeout)
         self._fast = self._far.supervisor.fast = fast
-        if self._leaders is not None:
-            self._leaders.supervisor.fast = fast
         return fast
 
     def runs(self, call: Call) -> bool:
@@ -116,12 +113,8 @@ class Supervisor:
             assert self._mismatch is not None
             error, self._mismatch = self._mismatch, None
             raise error
-        failed = self._far if part is _PART.FAR else self._leaders
-        assert failed is not None
         try:
-            failed.raise_fault(fault, timeout)
+            self._far.raise_fault(fault, timeout)
         except CommError as error:
-            if part is _PART.LEADERS:
-                raise backend.leaders_failed(error) from error
-            peers = {m.peer for m in failed.supervisor.awaited()} or backend.layout.elsewhere
+            peers = {m.peer for m in self._far.supervisor.awaited()} or backend.layout.elsewhere
             raise backend.far_failed(error, peers) from error
