@@ -8,7 +8,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -112,14 +111,9 @@ def fresh_recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def eventually() -> Callable[..., None]:
     """`eventually(condition)` returns when `condition()` is true; fails when it is not within 20 seconds."""
+    from tests.eventually import eventually
 
-    def until(condition: Callable[[], object], within: float = 20.0) -> None:
-        deadline = time.monotonic() + within
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {within} s"
-            time.sleep(0.0005)
-
-    return until
+    return eventually
 
 
 @pytest.fixture(scope="session")

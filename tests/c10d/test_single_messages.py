@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests import recorded
+from tests.eventually import eventually
 from unicomm import CommTimeoutError, Communicator, MismatchError, PeerLostError
 from unicomm.c10d.calls import short
 from unicomm.c10d.compat import ranks_of_groups
@@ -49,12 +50,6 @@ def recv(group, x, tag=0):
 
 def opened_queue(group) -> bool:
     return group.get_comm()._engine.executor.messages is not None
-
-
-def until(condition: Callable[[], object]) -> None:
-    met = threading.Event()
-    while not condition():
-        met.wait(0.001)
 
 
 @pytest.mark.parametrize("short_way", [True, False])
@@ -130,7 +125,7 @@ def test_a_receive_that_waits_long_goes_on_in_the_queue():
         group.get_comm().barrier()
         x = torch.zeros(3)
         if group.rank() == 1:
-            until(lambda: opened_queue(groups[0]))
+            eventually(lambda: opened_queue(groups[0]))
             send(group, x + 1)
         else:
             recv(group, x)
@@ -184,10 +179,10 @@ def test_a_receive_that_waits_gives_way_to_operations_of_other_threads(name):
         answer = torch.zeros(3)
         receiver = threading.Thread(target=recv, args=(group, answer, 2), daemon=True)
         receiver.start()
-        until(comm._engine.fast.running)
+        eventually(comm._engine.fast.running)
         waits.set()
         OTHERS[name](group, x)
-        until(lambda: not comm._engine.fast.running())
+        eventually(lambda: not comm._engine.fast.running())
         left.set()
         receiver.join(60)
         assert answer.tolist() == [5.0] * 3
@@ -218,14 +213,14 @@ def test_an_abort_ends_a_receive_that_waits(raised):
         comm = group.get_comm()
         comm.barrier()
         if group.rank() == 1:
-            until(comm._engine.backend._group.failed)
+            eventually(comm._engine.backend._group.failed)
             return
         comm._engine.single.patience = 1e6
         errors = []
         receiver = threading.Thread(target=lambda: errors.append(raised(recv, group, torch.zeros(3))))
         receiver.daemon = True
         receiver.start()
-        until(comm._engine.fast.running)
+        eventually(comm._engine.fast.running)
         comm.abort()
         receiver.join(60)
         assert "abort" in str(errors[0])
@@ -255,7 +250,7 @@ def test_errors_name_the_same_culprits(short_way, raised):
             assert type(error) is CommTimeoutError
             assert (error.op, error.seq, tuple(error.culprits)) == ("recv", 1, (1,))
         else:
-            until(group.get_comm()._engine.backend._group.failed)
+            eventually(group.get_comm()._engine.backend._group.failed)
 
     def left(group: UnicommProcessGroup) -> None:
         if group.rank() == 0:
@@ -281,7 +276,7 @@ def test_an_end_of_the_communicator_while_a_receive_is_handed_over(raised):
         comm = group.get_comm()
         comm.barrier()
         if group.rank() == 1:
-            until(comm._engine.backend._group.failed)
+            eventually(comm._engine.backend._group.failed)
             return
         issue = comm._engine.issue
 
@@ -304,7 +299,7 @@ def test_a_receive_that_nobody_waits_for_yet_has_begun_but_not_started():
         comm, peer, x = group.get_comm(), 1 - group.rank(), torch.zeros(3)
         comm.barrier()
         if group.rank() == 1:
-            until(comm._engine.backend._group.failed)
+            eventually(comm._engine.backend._group.failed)
             return
         issue, seen = comm._engine.issue, []
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
+from tests.eventually import eventually
 from unicomm._core import FaultCode
 from unicomm.backends.out_of_band import fault_channel, wire
 from unicomm.backends.out_of_band.channel_thread import FOREVER
@@ -15,13 +15,6 @@ from unicomm.backends.out_of_band.fault_channel import FaultChannel, Operation
 from unicomm.comms.failures.faults import Fault
 
 pytestmark = pytest.mark.timeout(90)
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def heard(s: socket.socket) -> Iterator[wire.Message]:
@@ -41,11 +34,11 @@ def test_a_rank_that_leaves_because_of_a_fault_is_not_taken_for_its_cause():
         two.begin(Operation("barrier", 1, 30.0, FOREVER))
         fault = wire.encode(Fault(FaultCode.ABORTED, 0, (0,)))
         zero_one.send(fault)
-        until(lambda: one.fault is not None)
+        eventually(lambda: one.fault is not None)
         one.close()
-        until(lambda: 1 not in dict(two.sockets()))
+        eventually(lambda: 1 not in dict(two.sockets()))
         zero_two.send(fault)
-        until(lambda: two.fault is not None)
+        eventually(lambda: two.fault is not None)
         assert two.fault is not None
         assert (two.fault.code, two.fault.named) == (FaultCode.ABORTED, [0])
     finally:
@@ -62,11 +55,11 @@ def test_a_rank_whose_teller_died_is_not_awaited_for_ever():
     try:
         two.begin(Operation("barrier", 1, 30.0, FOREVER))
         zero_one.send(wire.encode(Fault(FaultCode.ABORTED, 0, (0,))))
-        until(lambda: one.fault is not None)
+        eventually(lambda: one.fault is not None)
         one.close()
         for s in (zero_one, zero_two):
             s.close()
-        until(lambda: two.fault is not None)
+        eventually(lambda: two.fault is not None)
         assert two.fault is not None
         assert (two.fault.code, two.fault.named) == (FaultCode.ABORTED, [0])
     finally:
@@ -91,7 +84,7 @@ def test_an_answer_to_an_earlier_question_does_not_count(monkeypatch):
         theirs.send(wire.encode(wire.Here(1, "", 0, 0, "", about=first.about)) + wire.encode(wire.Ask()))
         assert isinstance(next(messages), wire.Here)
         theirs.send(wire.encode(wire.Here(2, "barrier", 0, 0, "", about=second.about)))
-        until(lambda: zero.fault is not None)
+        eventually(lambda: zero.fault is not None)
         assert zero.fault is not None
         assert zero.fault.named == []  # rank 1 was in the collective when it was asked
     finally:

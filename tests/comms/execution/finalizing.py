@@ -11,25 +11,18 @@ import pytest
 import torch
 
 from tests.comms import inside
+from tests.eventually import eventually
 from unicomm import CommError, Communicator, ReduceOp
 
 
 def until_on_fast_path(comm: Communicator) -> None:
     """Returns when a thread is within an operation of the native path."""
-    until(lambda: inside.fast_path(comm).running())
+    eventually(lambda: inside.fast_path(comm).running())
 
 
 def until_on_general_path(comm: Communicator) -> None:
     """Returns when a thread is within an operation of the general path."""
-    until(lambda: inside.executor(comm).running is not None)
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Returns when the condition holds."""
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    eventually(lambda: inside.executor(comm).running is not None)
 
 
 def finalize_in_a_signal_handler(comm: Communicator, until_running: Callable[[Communicator], None]) -> str:

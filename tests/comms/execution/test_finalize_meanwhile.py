@@ -12,11 +12,11 @@ import torch
 import unicomm
 from tests.comms.execution.finalizing import (
     finalize_in_a_signal_handler,
-    until,
     until_on_fast_path,
     until_on_general_path,
 )
 from tests.comms.inside import engine, executor, post
+from tests.eventually import eventually
 from tests.threads import outcomes
 from unicomm import CommError, Communicator, ReduceOp
 from unicomm.c10d.compat import HashStore
@@ -112,7 +112,7 @@ def test_messages_that_another_thread_posts_at_the_last_moment_end_first(backend
     post_when_drained(comms[0], lambda: works.append(post(comms[0], "recv", got, 1)))
 
     def sends() -> None:
-        until(lambda: works)
+        eventually(lambda: works)
         post(comms[1], "send", torch.ones(3), 0).wait()
 
     assert outcomes([lambda: comms[0].finalize(20), sends]) == [None, None]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.comms import inside
+from tests.eventually import eventually
 from unicomm import CommError, InvalidArgumentError, MismatchError, WorkStatus, _core, new_comm
 from unicomm.testing import run_ranks
 
@@ -19,12 +20,6 @@ READ = {"one_copy": "on"}
 
 def read_in_place(comm):
     return inside.engine(comm).backend._group.direct_operations
-
-
-def until(condition):
-    met = threading.Event()
-    while not condition():
-        met.wait(0.001)
 
 
 def test_a_process_proves_that_it_can_be_read():
@@ -115,7 +110,7 @@ def test_what_is_read_after_the_sender_gave_up_is_an_error():
         x = torch.ones(8 * MIB)
         if comm.get_rank() == 0:
             work = comm.send(x, 1, async_op=True)
-            until(lambda: work.status is WorkStatus.INPROGRESS)
+            eventually(lambda: work.status is WorkStatus.INPROGRESS)
             comm.abort()
             with pytest.raises(CommError):
                 work.wait()

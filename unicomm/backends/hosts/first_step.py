@@ -1,8 +1,8 @@
 """The first step of every collective over several hosts: all ranks compare what they call.
 
 The ranks of a host compare signatures in shared memory. The leaders exchange slots with their hosts'
-signatures, and tell their hosts the outcome. Over UCX, csrc/hosts/fast.cpp takes the same
-steps for most small collectives; ranks that call different things may take them here and there.
+signatures, and tell their hosts the outcome. Over UCX, the native core compares signatures, whoever moves the
+data (csrc/hosts/fast.hpp).
 """
 
 from __future__ import annotations
