@@ -841,6 +841,10 @@ class HostsFast(SupervisedOperations):
         """Lets go of the host's memory; it takes no operation any more."""
 
     @property
+    def by_columns(self) -> bool:
+        """Whether small collectives go by the columns."""
+
+    @property
     def failed_in(self) -> HostsPart:
         """Where the last operation failed."""
 

@@ -54,6 +54,7 @@ void bind_hosts(nb::module_& m) {
             nb::sig("def agree(self, signature: int, timeout: float) -> object"),
             "The first step of an operation of the general path. Returns None, or a fault.")
         .def("close", &Fast::close, "Lets go of the host's memory; it takes no operation any more.")
+        .def_prop_ro("by_columns", &Fast::by_columns, "Whether small collectives go by the columns.")
         .def_prop_ro("failed_in", &Fast::failed_in, "Where the last operation failed.");
 }
 

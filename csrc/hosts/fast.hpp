@@ -52,6 +52,7 @@ class Fast : public ucx::SupervisedOperations {
     Fault agree(uint64_t signature, uint64_t deadline_ns);
     // Lets go of the host's memory: no operation runs here any more. Called with the GIL while none runs.
     void close();
+    bool by_columns() const { return by_columns_; }
     Part failed_in() const { return failed_in_; }
 
   private:

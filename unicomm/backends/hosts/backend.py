@@ -1,6 +1,7 @@
 """The communicator of ranks on several hosts.
 
-One rank of each host, its leader, exchanges signatures with the other hosts in collectives (collectives.py).
+In collectives, one rank of each host, its leader, exchanges signatures with the other hosts
+(collectives.py), or over UCX each rank with those of its number on the other hosts (csrc/hosts/fast.hpp).
 Messages between two ranks go through memory if they share it, else straight from one to the other.
 """
 
@@ -56,8 +57,8 @@ from .layout import Layout
 from .messages import BothExchange, beside
 from .supervisor import Supervisor
 
-# Seconds that a leader waits for the other hosts beyond the operation's timeout, if ranks of another host may
-# wait for each other, so that those ranks report first; and the seconds that its own host gives it on top.
+# Seconds that a rank waits for other hosts beyond the operation's timeout, if ranks of another host may wait
+# for each other, so that those ranks report first; and the seconds that its own host gives it on top.
 _SLACK = 1.0
 _FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out which rank is missing
 _FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
@@ -104,8 +105,8 @@ class HostsBackend(
         self._parts = [part for part in (near, leaders, far) if part is not None]
         self._far_group = completion.Group(far, layout.rank, layout.size)
         self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size, layout.members)
-        crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
-        self.slack = _SLACK if crowded else 0.0
+        several = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
+        self.slack = _SLACK if several else 0.0
         self.inline = INLINE
         self._limit = 0.0  # seconds that the operation may take
         self._supervisor: Supervisor | None = None  # of the fast path, over UCX only
