@@ -18,24 +18,41 @@ constexpr size_t kLine = 64;
 // Bytes of a host's data that need not be divided among columns: that takes another step within the hosts.
 constexpr size_t kMostWhole = 4096;
 constexpr size_t kBroadcastSlices = 4;  // the general path has fewer steps
-
-size_t whole_lines(size_t bytes) { return bytes / kLine * kLine; }
-
-}  // namespace
+// Bytes that a rank has to send less for a second step within the columns.
+constexpr size_t kWorthAStep = 1 << 16;
 
 using shm::Buffer;
 using shm::Op;
 
-// The shares of a host's ranks in a tensor.
-std::vector<Buffer> Fast::shares(char* data, size_t bytes) const {
-    const size_t share = whole_lines(bytes / largest_ + (bytes % largest_ != 0) + kLine - 1);
+size_t whole_lines(size_t bytes) { return bytes / kLine * kLine; }
+
+std::vector<Buffer> in_lines(char* data, size_t bytes, size_t count) {
+    const size_t most = whole_lines(bytes / count + (bytes % count != 0) + kLine - 1);
     std::vector<Buffer> out;
-    for (size_t i = 0; i < largest_; ++i) {
-        const size_t begin = std::min(i * share, bytes);
-        out.push_back({data + begin, std::min(share, bytes - begin)});
+    for (size_t i = 0; i < count; ++i) {
+        const size_t begin = std::min(i * most, bytes);
+        out.push_back({data + begin, std::min(most, bytes - begin)});
     }
     return out;
 }
+
+// Bytes of what is carried for one byte of the tensor.
+size_t width(Carried how, DType dtype) {
+    return how == Carried::kWide ? sizeof(float) / size_t(dtype_bytes(dtype)) : 1;
+}
+
+// Cuts what a rank gives for its share as `share` is cut.
+void cut_like(std::vector<ucx::Piece>& pieces, const std::vector<Buffer>& share, size_t width) {
+    const char* const values = std::exchange(pieces, {})[0].data;
+    for (const Buffer& part : share) {
+        pieces.push_back({values + size_t(part.data - share[0].data) * width, part.bytes * width});
+    }
+}
+
+}  // namespace
+
+// The shares of a host's ranks in a tensor.
+std::vector<Buffer> Fast::shares(char* data, size_t bytes) const { return in_lines(data, bytes, largest_); }
 
 // What a slice is of the parts of a host's ranks, in a tensor with a part of `stride` bytes for each rank.
 std::vector<Buffer> Fast::parts(int host, char* data, size_t stride, Slice slice) const {
@@ -89,7 +106,8 @@ bool Fast::divides(OpCode code, DType dtype, Red red, size_t bytes) const {
 Fault Fast::divided(const Op& op, const Tensor& in, const Tensor& out, uint64_t signed_as) {
     const auto code = static_cast<OpCode>(op.code);
     const size_t bytes = sliced(code, size_t(in.bytes));
-    const size_t most = most_of_slice(code, carried(code, op.dtype, op.red, size_t(in.bytes)));
+    const Carried how = carried(code, op.dtype, op.red, size_t(in.bytes));
+    const size_t most = most_of_slice(code, how);
     failed_in_ = Part::kNone;
     for (Slice slice; slice.begin < bytes; slice.begin += most) {
         slice.bytes = std::min(most, bytes - slice.begin);
@@ -99,9 +117,46 @@ Fault Fast::divided(const Op& op, const Tensor& in, const Tensor& out, uint64_t 
             alike = fault.code != FaultCode::kMismatch;
             if (alike) return in_part(Part::kNear, std::move(fault));
         }
+        std::vector<Buffer> share;  // of an all-reduce: this rank's, one part or one for each host
+        if (code == OpCode::kAllReduce) {
+            const Buffer whole =
+                shares(static_cast<char*>(out.data) + slice.begin, slice.bytes)[size_t(local_)];
+            share = in_lines(whole.data, whole.bytes, cuts_share(how, whole.bytes) ? hosts_.size() : 1);
+            if (alike && share.size() > 1) cut_like(given.pieces, share, width(how, op.dtype));
+        }
         if (Fault fault = swap(signed_as, given, alike, op.deadline_ns, good)) return fault;
         if (!good) return {FaultCode::kMismatch, {}, {}, {}};
+        if (code == OpCode::kAllReduce) {
+            if (Fault fault = reduce_share(op, how, share, signed_as)) return fault;
+        }
         if (Fault fault = join(op, in, out, slice)) return in_part(Part::kLate, std::move(fault));
+    }
+    return {};
+}
+
+// Whether each rank of a column reduces a part of the share that all of them have: that takes another step.
+bool Fast::cuts_share(Carried how, size_t bytes) const {
+    const size_t n = hosts_.size();
+    return how != Carried::kAllRanks && (n - 1) * (n - 2) * bytes / n >= kWorthAStep;
+}
+
+// Makes this rank's share of an all-reduce: all of it, or one of its parts, and gets the others from its
+// column.
+Fault Fast::reduce_share(const Op& op, Carried how, const std::vector<Buffer>& share, uint64_t signed_as) {
+    const bool whole = share.size() == 1;
+    const Buffer mine = share[whole ? 0 : size_t(host_)];
+    if (!fold_column(op, how, mine)) return in_part(Part::kFar, odd_slot());
+    if (whole) return {};
+    Given given;
+    given.pieces = {{mine.data, mine.bytes}};
+    bool good = false;
+    if (Fault fault = swap(signed_as, given, true, op.deadline_ns, good)) return fault;
+    for (int h = 0; h < int(hosts_.size()); ++h) {
+        const Buffer& part = share[size_t(h)];
+        if (h == host_ || part.bytes == 0) continue;
+        const char* const from = slot_of(h, part.bytes);
+        if (from == nullptr) return in_part(Part::kFar, odd_slot());
+        std::memcpy(part.data, from, part.bytes);
     }
     return {};
 }
@@ -201,8 +256,7 @@ Fault Fast::join(const Op& op, const Tensor& in, const Tensor& out, Slice slice)
             return {};
         case OpCode::kAllReduce: {
             const auto places = shares(to + slice.begin, slice.bytes);
-            const Buffer mine = places[size_t(local_)];
-            return fold_column(op, how, mine) ? near_->all_gather(local, mine, places) : odd_slot();
+            return near_->all_gather(local, places[size_t(local_)], places);
         }
         case OpCode::kReduceScatterSingle:
             return fold_column(op, how, {to + slice.begin, slice.bytes}) ? Fault{} : odd_slot();

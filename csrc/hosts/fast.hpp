@@ -95,6 +95,9 @@ class Fast : public ucx::SupervisedOperations {
     Fault divided(const shm::Op& op, const Tensor& in, const Tensor& out, uint64_t signature);
     Fault divide(const shm::Op& op, const Tensor& in, Slice slice, uint64_t signature, Given& given);
     Fault join(const shm::Op& op, const Tensor& in, const Tensor& out, Slice slice);
+    bool cuts_share(Carried carried, size_t bytes) const;
+    Fault reduce_share(const shm::Op& op, Carried carried, const std::vector<shm::Buffer>& share,
+                       uint64_t signature);
     bool fold_column(const shm::Op& op, Carried carried, shm::Buffer to);
     std::vector<shm::Buffer> shares(char* data, size_t bytes) const;
     std::vector<shm::Buffer> parts(int host, char* data, size_t stride, Slice slice) const;

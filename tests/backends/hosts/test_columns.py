@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import unicomm
-from tests.comms import inside
 from unicomm import _core
 from unicomm.backends import auto
 from unicomm.backends.ucx.library import why_not
@@ -28,27 +27,30 @@ OPERATIONS = ("all_reduce", "reduce_scatter_single", "all_gather_single", "all_t
 
 
 @pytest.fixture(params=["columns", "leaders", "gloo"])
-def way(request, monkeypatch):
-    """How small collectives go. Gloo has no native ways between hosts."""
+def run(request, monkeypatch):
+    """Runs a program on ranks in the hosts of a layout. The parameter is how small collectives go.
+
+    Gloo has no native ways between hosts.
+    """
     if request.param == "gloo":
         monkeypatch.setattr(auto, "why_not", lambda path: "this test does without")
     elif reason := why_not():
         pytest.skip(f"no UCX: {reason}")
     monkeypatch.setattr(_core, "usable_cores", lambda: 1 if request.param == "leaders" else 1000)
-    return request.param
+    made, make = [], _core.HostsFast
 
+    def noted(*args):
+        made.append(make(*args))
+        return made[-1]
 
-@pytest.fixture
-def run(way):
-    """Runs a program on ranks in the hosts of a layout."""
+    monkeypatch.setattr(_core, "HostsFast", noted)
 
     def start(program, layout):
-        def checked(comm):
-            if way != "gloo":
-                assert inside.engine(comm).backend._supervisor.native.by_columns == (way == "columns")
-            return program(comm)
-
-        return run_ranks(checked, layout.count(",") + 1, backend="auto", hints={"hosts": layout})
+        size = layout.count(",") + 1
+        results = run_ranks(program, size, backend="auto", hints={"hosts": layout})
+        by_columns = [] if request.param == "gloo" else [request.param == "columns"] * size
+        assert [native.by_columns for native in made] == by_columns
+        return results
 
     return start
 
@@ -68,6 +70,18 @@ def test_sizes_at_the_edges_of_slices(run, layout, operation):
                 conformance.check_case(comm, Case(operation, dtype, count, op=op, root=root))
 
     run(program, layout)
+
+
+def test_ranks_of_larger_columns_reduce_parts(run):
+    """Each a part of what they share, and send the result to the others."""
+
+    def program(comm):
+        for dtype in (torch.float32, *NARROW):
+            for op in (SUM, AVG):
+                for count in (50_000, 300_001):
+                    conformance.check_case(comm, Case("all_reduce", dtype, count, op=op))
+
+    run(program, "a,b,c,d,d,c,b,a")
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter_single"])
