@@ -18,6 +18,8 @@ constexpr size_t kLine = 64;
 // Bytes of a host's data that need not be divided among columns: that takes another step within the hosts.
 constexpr size_t kMostWhole = 4096;
 constexpr size_t kBroadcastSlices = 4;  // the general path has fewer steps
+// Among more hosts, the parts of a slice that each rank reduces are small messages.
+constexpr size_t kHostsOfSlices = 8;
 // Bytes that a rank has to send less for a second step within the columns.
 constexpr size_t kWorthAStep = 1 << 16;
 
@@ -96,8 +98,9 @@ bool Fast::divides(OpCode code, DType dtype, Red red, size_t bytes) const {
             return largest_ * largest_ * n > kMostWhole && n <= most;
         case OpCode::kAllReduce:
         case OpCode::kReduceScatterSingle:
-            return how == Carried::kAllRanks ? largest_ * bytes > kMostWhole && n <= most
-                                             : bytes > kMostWhole;
+            if (how == Carried::kAllRanks) return largest_ * bytes > kMostWhole && n <= most;
+            return bytes > kMostWhole &&
+                   (code != OpCode::kAllReduce || n <= most || hosts_.size() <= kHostsOfSlices);
         default:
             return false;
     }

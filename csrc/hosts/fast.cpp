@@ -20,6 +20,8 @@ using shm::reduces;
 // Bytes of a host's ranks for those of another one that their leaders exchange. Straight from rank to rank
 // there are fewer copies, but more messages.
 constexpr size_t kMostAllToAll = 1 << 14;
+// Messages that all ranks of a host send in a step. More take longer than another step within the host.
+constexpr size_t kMostMessages = 64;
 
 }  // namespace
 
@@ -60,7 +62,7 @@ Fast::Fast(nb::object near, nb::object far, std::vector<std::vector<int>> hosts,
     local_ = local_of_.at(size_t(rank));
     mine_ = std::make_unique_for_overwrite<char[]>(most_for_each_ * std::max(hosts_.size(), largest_));
     for (const auto& ranks : hosts_) even_ = even_ && ranks.size() == largest_;
-    by_columns_ = even_ && !crowded;
+    by_columns_ = even_ && !crowded && largest_ * (hosts_.size() - 1) <= kMostMessages;
     if (even_ || is_leader()) {
         std::vector<int> members;
         for (const auto& ranks : hosts_) members.push_back(ranks.at(size_t(local_)));
