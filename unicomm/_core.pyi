@@ -837,6 +837,11 @@ class HostsFast(SupervisedOperations):
         The first step of an operation of the general path. Returns None, or a fault.
         """
 
+    def swap(self, mine: bytes, timeout: float) -> tuple[object, list[bytes]]:
+        """
+        The leaders exchange bytes. Returns None, or a fault, and the bytes of each host.
+        """
+
     def close(self) -> None:
         """Lets go of the host's memory; it takes no operation any more."""
 

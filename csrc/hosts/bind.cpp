@@ -53,6 +53,22 @@ void bind_hosts(nb::module_& m) {
             nb::arg("signature"), nb::arg("timeout"),
             nb::sig("def agree(self, signature: int, timeout: float) -> object"),
             "The first step of an operation of the general path. Returns None, or a fault.")
+        .def(
+            "swap",
+            [](Fast& f, nb::bytes mine, double timeout) {
+                std::vector<std::string> all;
+                Fault fault;
+                {
+                    GilReleased released;
+                    fault = f.swap_bytes({mine.c_str(), mine.size()}, deadline_after(timeout), all);
+                }
+                nb::list slots;
+                for (const std::string& one : all) slots.append(nb::bytes(one.data(), one.size()));
+                return nb::make_tuple(fault_tuple(fault), slots);
+            },
+            nb::arg("mine"), nb::arg("timeout"),
+            nb::sig("def swap(self, mine: bytes, timeout: float) -> tuple[object, list[bytes]]"),
+            "The leaders exchange bytes. Returns None, or a fault, and the bytes of each host.")
         .def("close", &Fast::close, "Lets go of the host's memory; it takes no operation any more.")
         .def_prop_ro("by_columns", &Fast::by_columns, "Whether small collectives go by the columns.")
         .def_prop_ro("failed_in", &Fast::failed_in, "Where the last operation failed.");

@@ -220,6 +220,15 @@ Fault Fast::first_step(const Op& op, const Tensor& in, uint64_t signed_as) {
     return {FaultCode::kMismatch, {}, {}, {}};
 }
 
+Fault Fast::swap_bytes(std::string_view mine, uint64_t deadline_ns, std::vector<std::string>& all) {
+    far_.counts().running = uint32_t(OpCode::kBarrier);
+    Fault fault = far_.swap_slots(*column_, {}, {{mine.data(), mine.size()}}, deadline_ns);
+    for (int h = 0; h < int(hosts_.size()) && !fault; ++h) {
+        all.emplace_back(column_->data(h), column_->bytes(h));
+    }
+    return in_part(Part::kFar, std::move(fault));
+}
+
 // Exchanges what this rank calls, and its `given`, with its column. `alike`: whether its host's ranks call
 // the same; `good`: whether all ranks do of whom this rank knows.
 Fault Fast::swap(uint64_t signed_as, const Given& given, bool alike, uint64_t deadline_ns, bool& good) {

@@ -14,6 +14,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bind.hpp"
@@ -50,6 +51,9 @@ class Fast : public ucx::SupervisedOperations {
     // The first step of an operation of the general path, whose data it does not move: `kMismatch` if the
     // ranks call different things. Called without the GIL.
     Fault agree(uint64_t signature, uint64_t deadline_ns);
+    // The leaders exchange bytes, as a part of an operation, and get those of each host. At most
+    // `hosts_most_in_slot` and a head. Called without the GIL while nothing else runs.
+    Fault swap_bytes(std::string_view mine, uint64_t deadline_ns, std::vector<std::string>& all);
     // Lets go of the host's memory: no operation runs here any more. Called with the GIL while none runs.
     void close();
     bool by_columns() const { return by_columns_; }

@@ -151,10 +151,10 @@ def _connect(
             near = _alone(setup)
             parts.append(near)
         leaders = None
-        if layout.is_leader:
+        if layout.is_leader and isinstance(far, GlooBackend):
             part = _Part("leaders", layout.leaders, layout.host)
-            hints = _far_hints(type(far), setup, address) | {"check_mismatch": True}
-            leaders = part.connect(type(far), setup, hints)
+            hints = _far_hints(GlooBackend, setup, address) | {"check_mismatch": True}
+            leaders = part.connect(GlooBackend, setup, hints)
             parts.append(leaders)
         crowded = b"crowded" if len(layout.members) > _core.usable_cores() else b""
         # No rank goes on before all are connected.
@@ -165,7 +165,7 @@ def _connect(
         raise
     assert setup.store is not None
     assert isinstance(near, ShmBackend)
-    assert leaders is None or isinstance(leaders, (GlooBackend, UcxBackend))
+    assert leaders is None or isinstance(leaders, GlooBackend)
     first_cause = FirstCause(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
     made = HostsOverUcx if isinstance(far, UcxBackend) else HostsBackend
     return made(layout, near, far, leaders, first_cause, any(told))

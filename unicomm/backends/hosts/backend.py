@@ -95,11 +95,11 @@ class HostsBackend(
         layout: Layout,
         near: ShmBackend,
         far: Far,
-        leaders: Far | None,
+        leaders: GlooBackend | None,
         first_cause: FirstCause,
         crowded: bool,
     ) -> None:
-        """`crowded`: whether some host has more ranks than cores."""
+        """`leaders`: what they have over Gloo. `crowded`: whether some host has more ranks than cores."""
         self.layout = layout
         self._near, self._far, self._leaders, self._first_cause = near, far, leaders, first_cause
         self._parts = [part for part in (near, leaders, far) if part is not None]
@@ -111,7 +111,6 @@ class HostsBackend(
         self._limit = 0.0  # seconds that the operation may take
         self._supervisor: Supervisor | None = None  # of the fast path, over UCX only
         if isinstance(far, UcxBackend):
-            assert leaders is None or isinstance(leaders, UcxBackend)
             self.inline = _core.hosts_most_in_slot(len(layout.hosts))
             self._supervisor = Supervisor(self, near.group, far, crowded, _FOR_OTHERS)
 
@@ -184,17 +183,18 @@ class HostsBackend(
             raise self._late_far_failed(error, peers) from error
 
     def all_gather(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
-        assert self._leaders is not None
-        # Between the leaders this counts as a barrier.
-        call = Call(OPERATIONS["barrier"], timeout=seconds + self.slack)
-        call.start_clock()
         mine = slot.numpy().tobytes()
-        if isinstance(self._leaders, GlooBackend):  # whose slots have one size
-            mine = mine.ljust(SLOT, b"\0")
-        try:
-            slots = self._leaders.all_gather_bytes(call, mine)
-        except CommError as error:
-            raise self.leaders_failed(error) from error
+        if self._supervisor is not None:
+            slots = self._supervisor.swap(mine, seconds + self.slack)
+        else:
+            assert self._leaders is not None
+            # Between the leaders this counts as a barrier.
+            call = Call(OPERATIONS["barrier"], timeout=seconds + self.slack)
+            call.start_clock()
+            try:
+                slots = self._leaders.all_gather_bytes(call, mine.ljust(SLOT, b"\0"))
+            except CommError as error:
+                raise self.leaders_failed(error) from error
         return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in slots]
 
     def straight(self, call: Call) -> None:

@@ -91,6 +91,13 @@ class Supervisor:
             raise explain(self._backend, call.signature, call.remaining())
         self.raise_fault(fault, call.timeout)
 
+    def swap(self, mine: bytes, seconds: float) -> list[bytes]:
+        """Exchanges bytes with the other leaders, as a part of an operation. Returns those of each host."""
+        fault, slots = self.native.swap(mine, seconds)
+        if fault is not None:
+            self.raise_fault(fault, seconds)
+        return slots
+
     def explain(self, *signature: int) -> bool:
         """The ranks have called different things. Collective: they tell each other what."""
         assert self._fast is not None
