@@ -68,8 +68,8 @@ def page(figures: dict[str, Any]) -> str:
 
 def _of_floor(floor: dict[str, Any]) -> str:
     lines = [
-        "Measured in the same run, in microseconds; a flag that one core writes and another one reads, there"
-        f" and back: {floor['flag']:.2f}.\n",
+        "Measured in the same run, in microseconds. Until a core knows that another one has answered its"
+        f" flag: {floor['flag']:.2f}.\n",
         _line(["bytes", "copied on both cores", "handed over", "with streaming stores"]),
         "|---|---|---|---|",
     ]
