@@ -814,7 +814,7 @@ class HostsPart(enum.Enum):
     FAR = 3
 
 class HostsFast(SupervisedOperations):
-    """Small operations on several hosts, for a fast path."""
+    """Operations on several hosts, for a fast path."""
 
     def __init__(
         self,

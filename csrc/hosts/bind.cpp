@@ -23,7 +23,7 @@ void bind_hosts(nb::module_& m) {
         .value("LATE", Part::kLate)
         .value("FAR", Part::kFar);
     nb::class_<Fast, ucx::SupervisedOperations>(m, "HostsFast",
-                                                "Small operations on several hosts, for a fast path.")
+                                                "Operations on several hosts, for a fast path.")
         .def(
             nb::init<nb::object, nb::object, std::vector<std::vector<int>>, int, bool, double, double,
                      nb::handle>(),

@@ -221,7 +221,6 @@ Fault Fast::first_step(const Op& op, const Tensor& in, uint64_t signed_as) {
 }
 
 Fault Fast::swap_bytes(std::string_view mine, uint64_t deadline_ns, std::vector<std::string>& all) {
-    far_.counts().running = uint32_t(OpCode::kBarrier);
     Fault fault = far_.swap_slots(*column_, {}, {{mine.data(), mine.size()}}, deadline_ns);
     for (int h = 0; h < int(hosts_.size()) && !fault; ++h) {
         all.emplace_back(column_->data(h), column_->bytes(h));
@@ -233,7 +232,6 @@ Fault Fast::swap_bytes(std::string_view mine, uint64_t deadline_ns, std::vector<
 // the same; `good`: whether all ranks do of whom this rank knows.
 Fault Fast::swap(uint64_t signed_as, const Given& given, bool alike, uint64_t deadline_ns, bool& good) {
     const uint64_t head[kHead / sizeof(uint64_t)] = {signed_as, alike};
-    far_.counts().running = uint32_t(OpCode::kBarrier);  // as it counts between hosts
     Fault fault =
         far_.swap_slots(*column_, {reinterpret_cast<const char*>(head), kHead},
                         alike ? given.pieces : std::vector<ucx::Piece>(1), later(deadline_ns, slack_));

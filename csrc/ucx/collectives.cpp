@@ -35,9 +35,8 @@ Ended finish(Worker& worker, Group& group) {
 }  // namespace
 
 Slots::Slots(std::shared_ptr<Worker> worker)
-    // Leaders of hosts send a head of their own.
     : Slots(worker, all_ranks(worker->size()),
-            kHead + std::max(most(worker->size()), most_for_each(worker->size()))) {}
+            std::max(most(worker->size()), most_for_each(worker->size()))) {}
 
 Slots::Slots(std::shared_ptr<Worker> worker, std::vector<int> members, size_t room)
     : worker_(std::move(worker)), members_(std::move(members)), room_(room), lengths_(members_.size()) {

@@ -47,14 +47,13 @@ class Slots {
     // Exchanges heads of `kHead` bytes and data.
     Ended gather(const char* head, const void* data, size_t bytes);
     // The same for a caller that waits by itself, with the worker, until `arrived`. The data of each slot are
-    // `first` and then the piece for that member, at most `room()` bytes; this rank's own piece goes to its
+    // `first` and then the piece for that member, which must fit into it; this rank's own piece goes to its
     // slot. Throw Failure.
     void start(const char* head, Piece first, const std::vector<Piece>& pieces);
     void start_same(const char* head, Piece first, Piece for_all);
     bool arrived();
     // Of the last gather:
     bool alike() const;
-    size_t room() const { return room_; }
     const char* head(int member) const { return slot(member); }
     const char* data(int member) const { return slot(member) + kHead; }
     // Where a member's data may be received after a gather whose slots had none.

@@ -274,6 +274,7 @@ void Fast::fold_parts(const shm::Op& op, const Tensor& out, const std::vector<co
 
 Fault Fast::swap_slots(Slots& slots, Piece first, const std::vector<Piece>& pieces, uint64_t deadline_ns) {
     static constexpr char kNoHead[Slots::kHead] = {};
+    counts_.running = uint32_t(OpCode::kBarrier);
     return guarded(deadline_ns,
                    [&](Running& running) { return swap(running, slots, kNoHead, first, pieces); });
 }

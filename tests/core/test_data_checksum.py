@@ -10,11 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.instruction_sets import BEST, ISAS
 from unicomm import _core
 
-ISAS = [name for name in ("avx512", "avx2", "baseline") if _core.set_fold_isa(name)]
-BEST = ISAS[0]
-_core.set_fold_isa(BEST)
 M = (1 << 64) - 1
 WORD, LANE, JOIN = 0x85EBCA77, 0x9E3779B1, 0x9E3779B185EBCA87
 

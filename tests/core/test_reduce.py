@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.instruction_sets import BEST, ISAS
 from unicomm import _core
 from unicomm.comms.operations.dtypes import DTYPES, OTHER, code_of
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
-
-ISAS = [name for name in ("avx512", "avx2", "baseline") if _core.set_fold_isa(name)]
-BEST = ISAS[0]
-_core.set_fold_isa(BEST)
 
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 FLOATS = [torch.float64, torch.float32, *NARROW]

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.instruction_sets import BEST, ISAS
 from unicomm import _core
 
-ISAS = [name for name in ("avx512", "avx2", "baseline") if _core.set_fold_isa(name)]
-BEST = ISAS[0]
-_core.set_fold_isa(BEST)
 SUM, AVG = 10, 11  # Red::kReproducibleSum, kReproducibleAvg
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -10,12 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.instruction_sets import BEST, ISAS
 from unicomm import _core
 from unicomm.comms.execution.device import encode as device_encode
 
-ISAS = [name for name in ("avx512", "avx2", "baseline") if _core.set_fold_isa(name)]
-BEST = ISAS[0]
-_core.set_fold_isa(BEST)
 BF16, E4M3, INT8, MXFP8 = 1, 2, 3, 4
 BLOCKS = {E4M3: 128, INT8: 32, MXFP8: 32}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -17,9 +17,10 @@ from unicomm import _core
 from .errors import CommError, CommTimeoutError, NotReadyError
 from .options import seconds
 
-# Seconds. Python waits for a lock without a look at signals that came just as the wait began, and would run
-# their handlers, Ctrl-C's too, only after it. A thread that waits must hardly move, so that deadlocks are
-# seen (failures/thread_quiescence.py).
+# Seconds for which a wait blocks at a time. A signal that arrives just before Python blocks on a lock does
+# not wake it: without an end of the blocking, Ctrl-C would do nothing until the operation is over. Not less,
+# as the search for deadlocks takes a thread that often wakes for a running one
+# (failures/thread_quiescence.py).
 _PART = 1.0
 
 

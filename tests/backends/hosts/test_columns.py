@@ -10,32 +10,27 @@ import pytest
 import torch
 
 import unicomm
+from tests.backends.hosts.between import use
+from tests.instruction_sets import BEST, ISAS
 from unicomm import _core
-from unicomm.backends import auto
-from unicomm.backends.ucx.library import why_not
 from unicomm.testing import conformance, run_ranks
 from unicomm.testing.conformance import Case
 
 LAYOUTS = ["a,a,b,b", "a,b,b,a", "a,b,c,a,b,c", "a,a,a,b,b,b"]
 SLICE = 1 << 18  # bytes that a column carries at once between two hosts; half of it among three
 SUM, AVG, MAX, PRODUCT = (getattr(unicomm.ReduceOp, name) for name in ("SUM", "AVG", "MAX", "PRODUCT"))
-ISAS = [name for name in ("avx512", "avx2", "baseline") if _core.set_fold_isa(name)]
-BEST = ISAS[0]
-_core.set_fold_isa(BEST)
 NARROW = (torch.bfloat16, torch.float16)
 OPERATIONS = ("all_reduce", "reduce_scatter_single", "all_gather_single", "all_to_all_single", "broadcast")
 
 
 @pytest.fixture(params=["columns", "leaders", "gloo"])
 def run(request, monkeypatch):
-    """Runs a program on ranks in the hosts of a layout. The parameter is how small collectives go.
+    """`run(program, layout)` runs a program on ranks that are threads; the layout names the host of each.
 
-    Gloo has no native ways between hosts.
+    A test runs over UCX, once with small collectives by columns and once by leaders, and over Gloo, which has
+    no columns.
     """
-    if request.param == "gloo":
-        monkeypatch.setattr(auto, "why_not", lambda path: "this test does without")
-    elif reason := why_not():
-        pytest.skip(f"no UCX: {reason}")
+    use("gloo" if request.param == "gloo" else "ucx", monkeypatch)
     monkeypatch.setattr(_core, "usable_cores", lambda: 1 if request.param == "leaders" else 1000)
     made, make = [], _core.HostsFast
 
@@ -73,7 +68,8 @@ def test_sizes_at_the_edges_of_slices(run, layout, operation):
 
 
 def test_ranks_of_larger_columns_reduce_parts(run):
-    """Each a part of what they share, and send the result to the others."""
+    """With three hosts or more each rank of a column reduces a part of its share, and sends the result to the
+    others."""
 
     def program(comm):
         for dtype in (torch.float32, *NARROW):
@@ -160,7 +156,7 @@ def calls(comm):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_ranks_that_take_different_ways_are_all_told(run, layout, seed):
-    """And are in step afterwards."""
+    """Each collective fails on all ranks with the same error, and the next one succeeds."""
 
     def program(comm):
         random_choices, me, size = random.Random(seed), comm.get_rank(), comm.get_size()

@@ -1,4 +1,4 @@
-"""Ranks 0 to 2 start on one core, rank 3 on another. Counts the tries in which each core gets half of them.
+"""Ranks 0 to 2 start on one core, rank 3 on another. Counts the tries that end with as many on both.
 
 It looks several times in a try, as the kernel may move a rank again because of other processes.
 """

@@ -1,7 +1,8 @@
 """The communicator of ranks on several hosts.
 
-In collectives, one rank of each host, its leader, exchanges signatures with the other hosts
-(collectives.py), or over UCX each rank with those of its number on the other hosts (csrc/hosts/fast.hpp).
+Each collective begins with a comparison of what the ranks call. One rank of each host, its leader, exchanges
+that with the leaders of the other hosts (collectives.py). Over UCX, each rank may exchange it with the ranks
+that have its number on the other hosts (csrc/hosts/fast.hpp).
 Messages between two ranks go through memory if they share it, else straight from one to the other.
 """
 
@@ -57,8 +58,9 @@ from .layout import Layout
 from .messages import BothExchange, beside
 from .supervisor import Supervisor
 
-# Seconds that a rank waits for other hosts beyond the operation's timeout, if ranks of another host may wait
-# for each other, so that those ranks report first; and the seconds that its own host gives it on top.
+# Seconds beyond an operation's timeout that a rank waits for other hosts. If ranks of another host wait for
+# each other, these know which rank is missing, and report it first. Ranks that wait for a rank of their own
+# host that waits for other hosts add `_FOR_OTHERS`.
 _SLACK = 1.0
 _FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out which rank is missing
 _FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
@@ -99,7 +101,8 @@ class HostsBackend(
         first_cause: FirstCause,
         crowded: bool,
     ) -> None:
-        """`leaders`: what they have over Gloo. `crowded`: whether some host has more ranks than cores."""
+        """`leaders`: the communicator of the hosts' leaders, only on these and only over Gloo.
+        `crowded`: whether some host has more ranks than cores."""
         self.layout = layout
         self._near, self._far, self._leaders, self._first_cause = near, far, leaders, first_cause
         self._parts = [part for part in (near, leaders, far) if part is not None]

@@ -5,8 +5,8 @@ user's tensor is written. The ranks of a host compare signatures in shared memor
 leader, exchanges a slot of fixed size with the other leaders, and tells its host the outcome. A small
 operation's data travel in the slots and in the answer; it needs no further step.
 
-Over UCX, most of what follows runs in the native core instead (csrc/hosts/fast.hpp): not wire formats,
-operations without a native form, and large data of hosts with different numbers of ranks.
+Over UCX, the native core (csrc/hosts/fast.hpp) runs most collectives. What is left to this module are wire
+formats, operations without a native form, and large data where hosts have different numbers of ranks.
 
 Large data cross between hosts once. All ranks of a host take part in that, each with a share:
 
