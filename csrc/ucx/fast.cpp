@@ -155,7 +155,10 @@ void Fast::close() {
 Ended Fast::waited(Running& running, const std::function<Ended(uint64_t)>& wait) {
     Ended how = wait(running.moment());
     if (how != Ended::kLate) return how;
-    return running.supervise() ? wait(kForever) : Ended::kStopped;
+    if (running.supervise()) return wait(kForever);
+    // A rank that has told of a fault may have sent its data before.
+    how = wait(0);
+    return how == Ended::kLate ? Ended::kStopped : how;
 }
 
 Fault Fast::fault_of(Ended how) {

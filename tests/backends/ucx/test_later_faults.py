@@ -1,5 +1,7 @@
 """A fault that a rank finds after a collective on ucx does not fail the ranks that are still in it."""
 
+import threading
+
 import pytest
 import torch
 
@@ -57,5 +59,33 @@ def test_an_abort_within_a_collective(eventually, raised, all_reduce):
         else:
             channel.catch_up = comm.abort  # it has given its data, and got the other's
         assert type(raised(all_reduce, comm, torch.ones(3))) is AbortedError
+
+    run_ranks(program, 2, backend="ucx", timeout=60)
+
+
+def test_an_abort_while_supervision_begins(eventually, raised):
+    asked = threading.Event()
+
+    def program(comm):
+        supervisor, channel, x = comm.unsafe_backend.supervisor, comm.unsafe_backend.channel, torch.ones(3)
+        begin = supervisor.begin
+
+        def begins(deadline):
+            asked.set()
+            eventually(lambda: channel.fault is not None)
+            return begin(deadline)
+
+        if comm.get_rank() == 1:
+            supervisor.begin, supervisor.native.moment = begins, 0.0
+        else:
+            # The other rank has given its data, and gets this rank's and the abort before it waits again.
+            assert asked.wait(60)
+        comm.all_reduce(x, ReduceOp.SUM, async_op=False)
+        assert x.tolist() == [2.0] * 3
+        if comm.get_rank() == 0:
+            comm.abort()
+        error = raised(comm.barrier, async_op=False)
+        assert type(error) is AbortedError
+        assert error.culprits == (0,)
 
     run_ranks(program, 2, backend="ucx", timeout=60)
