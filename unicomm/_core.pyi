@@ -55,12 +55,20 @@ class Counts:
 
     @property
     def inside(self) -> str:
+        """The collective of which this communicator's are parts, or ""."""
+
+    @property
+    def whole(self) -> int:
         """
-        The operation of which this communicator's are parts, or ""; set by its code, or 0.
+        How many collectives there were of which this communicator's are parts.
         """
 
-    @inside.setter
-    def inside(self, code: int) -> None: ...
+    def begin_whole(self, code: int) -> None:
+        """Such a collective begins."""
+
+    def end_whole(self) -> None:
+        """It is over."""
+
     @property
     def left(self) -> bool:
         """Whether a rank has left: then native code takes no operation."""
@@ -844,6 +852,15 @@ class HostsFast(SupervisedOperations):
 
     def close(self) -> None:
         """Lets go of the host's memory; it takes no operation any more."""
+
+    def over(self) -> None:
+        """A failed operation is over, whose cause is known."""
+
+    @property
+    def awaited_near(self) -> list[tuple[int, bool, int, int]]:
+        """
+        The messages within the host that run, or have failed, as `UcxFast.awaited`.
+        """
 
     @property
     def by_columns(self) -> bool:

@@ -1,6 +1,7 @@
 // Bindings of operations on several hosts.
 #include "base/bind.hpp"
 
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "base/bind_fault.hpp"
@@ -70,6 +71,10 @@ void bind_hosts(nb::module_& m) {
             nb::sig("def swap(self, mine: bytes, timeout: float) -> tuple[object, list[bytes]]"),
             "The leaders exchange bytes. Returns None, or a fault, and the bytes of each host.")
         .def("close", &Fast::close, "Lets go of the host's memory; it takes no operation any more.")
+        .def("over", &Fast::over, "A failed operation is over, whose cause is known.")
+        .def_prop_ro("awaited_near", &Fast::awaited_near,
+                     nb::sig("def awaited_near(self) -> list[tuple[int, bool, int, int]]"),
+                     "The messages within the host that run, or have failed, as `UcxFast.awaited`.")
         .def_prop_ro("by_columns", &Fast::by_columns, "Whether small collectives go by the columns.")
         .def_prop_ro("failed_in", &Fast::failed_in, "Where the last operation failed.");
 }

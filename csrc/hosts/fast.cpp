@@ -135,9 +135,9 @@ Fault Fast::run_alone(const Op& op, const Tensor& in, const Tensor& out) {
 }
 
 Fault Fast::collective(const Op& op, const Tensor& in, const Tensor& out) {
-    far_.counts().inside = op.code;
+    far_.counts().begin_whole(op.code);
     Fault fault = stepped(op, in, out);
-    far_.counts().inside = 0;
+    if (!fault || fault.code == FaultCode::kMismatch) over();
     return fault;
 }
 
@@ -422,8 +422,8 @@ bool Fast::begins(const std::vector<shm::Message>& messages) {
     if (near_ == nullptr || !far_.usable()) return false;
     size_t near = 0;
     for (const shm::Message& m : messages) near += host_of_[size_t(m.peer)] == host_;
-    if (near == messages.size()) return true;
-    return near == 0 && far_.begins(messages);
+    if (near != 0 && near != messages.size()) return false;
+    return far_.begins(messages);  // which counts those within the host as well
 }
 
 Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) {
@@ -434,7 +434,19 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
     std::vector<shm::Message> local = messages;
     for (shm::Message& m : local) m.peer = local_of_[size_t(m.peer)];
     std::lock_guard lock(near_->running());
-    return in_part(Part::kNear, near_->exchange(local, deadline_ns));
+    awaits_near_ = true;
+    Fault fault = near_->exchange(local, deadline_ns);
+    if (!fault) over();
+    return in_part(Part::kNear, std::move(fault));
+}
+
+std::vector<ucx::Fast::Awaited> Fast::awaited_near() const {
+    return awaits_near_ ? far_.awaited() : std::vector<ucx::Fast::Awaited>{};
+}
+
+void Fast::over() {
+    awaits_near_ = false;
+    far_.counts().inside = 0;
 }
 
 }  // namespace unicomm::hosts

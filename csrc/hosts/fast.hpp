@@ -12,6 +12,7 @@
 //
 // Messages within the host, or all to other hosts, run here as well.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -58,6 +59,11 @@ class Fast : public ucx::SupervisedOperations {
     void close();
     bool by_columns() const { return by_columns_; }
     Part failed_in() const { return failed_in_; }
+    // The messages within the host that run, or have failed. Called with the GIL.
+    std::vector<ucx::Fast::Awaited> awaited_near() const;
+    // The operation is over: other ranks that ask where this one is do not hear of it any more. After a fault
+    // Python code says so, when it knows the cause.
+    void over();
 
   private:
     // What this host gives: one piece for all hosts, or one for each.
@@ -120,6 +126,7 @@ class Fast : public ucx::SupervisedOperations {
     bool even_ = true;         // all hosts have as many ranks
     bool by_columns_ = false;  // small collectives as well
     Part failed_in_ = Part::kNone;
+    std::atomic<bool> awaits_near_{false};
     // A host's data, the same in the order in which hosts get them, and the answer behind its head.
     std::unique_ptr<char[]> mine_, packed_, answer_;
 };

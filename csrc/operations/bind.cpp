@@ -18,10 +18,15 @@ void bind_operations(nb::module_& m) {
         .def_prop_ro(
             "running", [](const Counts& c) { return name_or_none(c.running); },
             "The collective that runs in native code, or \"\".")
-        .def_prop_rw(
+        .def_prop_ro(
             "inside", [](const Counts& c) { return name_or_none(c.inside); },
-            [](Counts& c, uint32_t code) { c.inside = code; }, nb::for_setter(nb::arg("code")),
-            "The operation of which this communicator's are parts, or \"\"; set by its code, or 0.")
+            "The collective of which this communicator's are parts, or \"\".")
+        .def_prop_ro(
+            "whole", [](const Counts& c) { return c.whole.load(); },
+            "How many collectives there were of which this communicator's are parts.")
+        .def("begin_whole", &Counts::begin_whole, nb::arg("code"), "Such a collective begins.")
+        .def(
+            "end_whole", [](Counts& c) { c.inside = 0; }, "It is over.")
         .def_prop_rw(
             "left", [](const Counts& c) { return c.left.load(); },
             [](Counts& c, bool left) { c.left = left; },

@@ -16,9 +16,14 @@ struct Counts {
     // Codes; 0 for none. The collective that runs in native code, and the operation of which this
     // communicator's are parts.
     std::atomic<uint32_t> running{0}, inside{0};
+    std::atomic<uint64_t> whole{0};  // collectives of which this communicator's are parts
     // A rank has left: native code leaves all operations to Python code, which knows who may still be needed.
     std::atomic<bool> left{false};
 
+    void begin_whole(uint32_t code) {
+        ++whole;
+        inside = code;
+    }
     uint64_t next(int peer, bool send) { return ++(send ? sent : taken).at(size_t(peer)); }
 };
 

@@ -156,7 +156,7 @@ def test_who_is_elsewhere(eventually):
     asking = FaultChannel({1 + i: ends[i][0] for i in range(3)}, 0, lambda: faults.append(0))
     waiting = FaultChannel({0: ends[0][1]}, 1, lambda: None)
     absent = FaultChannel({0: ends[1][1]}, 2, lambda: None)
-    waiting.counts.inside = OPERATIONS["all_reduce"].code  # the third one answers nothing
+    waiting.counts.begin_whole(OPERATIONS["all_reduce"].code)  # the third one answers nothing
     try:
         assert asking.elsewhere([1, 2, 3]) == [2, 3]
         assert asking.elsewhere([1]) == []

@@ -84,7 +84,14 @@ def test_an_interrupt_while_a_part_opens_is_kept(is_far):
         return opened[0]
 
     message = Message(False, 1, torch.zeros(1), 0)
-    both = BothExchange((part, None), (part, None), lambda message: (is_far, message), lambda given: None)
+    both = BothExchange(
+        near=(part, None),
+        far=(part, None),
+        place=lambda message: (is_far, message),
+        limited=lambda given: None,
+        counted=lambda message: None,
+        beside=lambda messages: None,
+    )
     both.add([message])
     assert both.run(60, 60, 60) == []
     assert [p.runs for p in opened] == [0], "the interrupt was lost"

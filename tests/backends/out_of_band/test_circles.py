@@ -1,4 +1,4 @@
-"""Ranks that wait for each other over gloo and over several hosts: at the deadline every member is named."""
+"""Ranks that wait for each other out of band: at the deadline every member is named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unicomm import Communicator, DeadlockError, ReduceOp
 from unicomm.backends.out_of_band.circles import find_circle
 from unicomm.c10d.compat import HashStore
 
-BACKENDS = [("gloo", None), ("auto", {"hosts": "a,b,c,d"})]
+BACKENDS = [("gloo", None), ("auto", {"hosts": "a,b,c,d"})]  # several ranks a host: test_circles_of_hosts.py
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import torch
 from unicomm import _core
 from unicomm._core import FaultCode
 from unicomm.backends.gloo.backend import GlooBackend
+from unicomm.backends.out_of_band import Awaited
 from unicomm.backends.shm import ShmBackend
 from unicomm.backends.ucx.backend import UcxBackend
 from unicomm.comms.backend import (
@@ -112,6 +113,9 @@ class HostsBackend(
         self.slack = _SLACK if several else 0.0
         self.inline = INLINE
         self._limit = 0.0  # seconds that the operation may take
+        # Returns the messages within the host that Python code runs.
+        self._near_messages: Callable[[], list[Awaited]] = list
+        far.channel.beside = self._beside
         self._supervisor: Supervisor | None = None  # of the fast path, over UCX only
         if isinstance(far, UcxBackend):
             self.inline = _core.hosts_most_in_slot(len(layout.hosts))
@@ -128,11 +132,11 @@ class HostsBackend(
             return
         self._wait_idle()
         counts = self._far.channel.counts
-        counts.inside = call.operation.code
+        counts.begin_whole(call.operation.code)
         try:
             collectives.run(self, call)
         finally:
-            counts.inside = 0
+            counts.end_whole()
 
     # --- the fast path -----------------------------------------------------------------------------------
 
@@ -242,11 +246,20 @@ class HostsBackend(
                 failed = self._late_far_failed if late else self.far_failed
                 raise failed(error, {message.peer for message in far}) from error
 
+        awaits = [
+            self._far.awaited(message)
+            for message, (is_far, _) in zip(messages, placed, strict=True)
+            if not is_far
+        ]
+
         def run_near() -> None:
+            self._near_messages = awaits.copy
             try:
                 self._near.exchange(near, seconds + (_FOR_OTHERS if late else 0.0))
             except CommError as error:
                 raise self.near_failed(error, late) from error
+            finally:
+                self._near_messages = list  # none
 
         if not near:
             run_far()
@@ -262,7 +275,17 @@ class HostsBackend(
             (self._far.open_exchange, self.far_failed),
             self._place,
             self._set_limit,
+            self._far.awaited,
+            self._set_near_messages,
         )
+
+    def _set_near_messages(self, messages: Callable[[], list[Awaited]]) -> None:
+        self._near_messages = messages
+
+    def _beside(self) -> list[Awaited]:
+        """The messages within the host that this rank waits for, as others hear that ask where it is."""
+        native = () if self._supervisor is None else self._supervisor.native.awaited_near
+        return [*self._near_messages(), *(Awaited(*message) for message in native)]
 
     def _set_limit(self, seconds: float) -> None:
         self._limit = seconds
@@ -270,6 +293,8 @@ class HostsBackend(
     # --- failures ----------------------------------------------------------------------------------------
 
     def near_failed(self, error: CommError, late: bool) -> CommError:
+        if (circle := self._circle(error)) is not None:
+            return circle
         # A rank that waits for other hosts is not to blame for missing data of theirs.
         awaited = [r for r in range(self.layout.size) if r != self.layout.rank] if late else []
         if not late and _is_timeout(error) and error.culprits:
@@ -284,7 +309,20 @@ class HostsBackend(
                 return told
         return self._failed(error, self.layout.members, not late, awaited=awaited)
 
+    def _circle(self, error: CommError) -> CommError | None:
+        """Returns the communicator's error if ranks wait for each other.
+
+        Memory knows a circle within a host before any deadline, but by the parts of collectives.
+        """
+        if not (isinstance(error, CommTimeoutError) and self._far.channel.circle(self._limit)):
+            return None
+        found = self._far.fault()
+        assert found is not None
+        return self._failed(found, range(self.layout.size), True)
+
     def leaders_failed(self, error: CommError) -> CommError:
+        if (circle := self._circle(error)) is not None:
+            return circle
         others = [r for r in self.layout.leaders if r != self.layout.rank]
         return self._failed(error, self.layout.leaders, False, others, self.layout.elsewhere)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from unicomm.backends.out_of_band import Awaited
 from unicomm.comms.backend import Completed, Exchange
 from unicomm.comms.errors import CommError, CommTimeoutError
 from unicomm.comms.failures.daemon_pool import DaemonPool
@@ -63,12 +64,18 @@ class BothExchange(Exchange):
         far: Part,
         place: Callable[[Message], tuple[bool, Message]],
         limited: Callable[[float], None],
+        counted: Callable[[Message], Awaited],
+        beside: Callable[[Callable[[], list[Awaited]]], None],
     ) -> None:
         """`place` returns whether a message goes to the far part, and the message for its part.
 
-        `limited` is told the timeout of the message that is due first, for errors.
+        `limited` is told the timeout of the message that is due first, for errors; `counted` counts a message
+        within the host, and returns what others hear of it; `beside` is told how to find those that the
+        program waits for.
         """
         self._parts, self._place, self._limited = (near, far), place, limited
+        self._counted, self._beside = counted, beside
+        self._awaits: dict[int, Awaited] = {}  # by a near message's number here
         self._open: list[Exchange | None] = [None, None]
         # By part and by a message's number in it: the message's number here, and its peer.
         self._waiting: tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]] = ({}, {})
@@ -84,6 +91,8 @@ class BothExchange(Exchange):
             is_far, placed = self._place(message)
             self._waiting[is_far][self._counts[is_far]] = (self._added, message.peer)
             self._counts[is_far] += 1
+            if not is_far:
+                self._awaits[self._added] = self._counted(message)
             self._added += 1
             if is_far and self._driver is not None:
                 self._driver.add(placed)
@@ -100,6 +109,7 @@ class BothExchange(Exchange):
             self._interrupted = False
             return []
         self._limited(given)
+        self._beside(self._near_awaited)
         near, far = self._waiting
         if self._driver is None and not (near and far):
             return self._run_part(bool(far), timeout, limit, given)
@@ -123,6 +133,10 @@ class BothExchange(Exchange):
     def _waited_in(self, is_far: bool) -> list[int]:
         awaited = self.waited_for()
         return [number for number, (at, _) in self._waiting[is_far].copy().items() if at in awaited]
+
+    def _near_awaited(self) -> list[Awaited]:
+        awaits = self._awaits
+        return [found for number in self.waited_for() if (found := awaits.get(number)) is not None]
 
     def _late(self, given: float) -> CommError:
         # The caller knows which message is overdue; peers on other hosts are late more often.
@@ -148,6 +162,7 @@ class BothExchange(Exchange):
         for number, _, error in over:
             failed = None if error is None else self._error(is_far, error)
             index, peer = self._waiting[is_far].pop(number)
+            self._awaits.pop(index, None)
             taken.append((index, peer, failed))
         return taken
 
@@ -170,6 +185,7 @@ class BothExchange(Exchange):
                 part.attend(attended)
 
     def close(self) -> None:
+        self._beside(list)  # none
         near, far = self._open
         for part in (near, far):
             if part is not None:

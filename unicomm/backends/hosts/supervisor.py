@@ -113,6 +113,12 @@ class Supervisor:
         return True
 
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
+        try:
+            self._raise_fault(fault, timeout)
+        finally:
+            self.native.over()
+
+    def _raise_fault(self, fault: Any, timeout: float) -> NoReturn:
         part, backend = self.native.failed_in, self._backend
         if part in (_PART.NEAR, _PART.LATE):
             raise backend.near_failed(core_error(fault, timeout), part is _PART.LATE)

@@ -18,7 +18,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from unicomm._core import Counts, FaultCode
@@ -63,6 +63,7 @@ class Operation:
         timeout: seconds it may take. deadline: when they are over, by this process's monotonic clock.
         awaits: the messages of the operation.
         compare: when to ask the messages' peers what they wait for themselves.
+        whole: whether it is one of which this communicator's operations are parts.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Operation:
     deadline: float
     awaits: list[Awaited] = dataclasses.field(default_factory=list)
     compare: float = FOREVER
+    whole: bool = False
 
 
 class FaultChannel:
@@ -79,6 +81,7 @@ class FaultChannel:
     Attributes:
         counts: the operations that this rank has begun. Native code counts its own.
         messages: returns the messages that the rank waits for outside of operations.
+        beside: returns those that it waits for by other ways than this communicator's. They are counted here.
         fault: why the communicator is broken. fault_at: since when, by this process's monotonic clock.
     """
 
@@ -87,6 +90,7 @@ class FaultChannel:
         self.rank = rank
         self.counts = Counts(max(rank, *sockets, 0) + 1)
         self.messages: Callable[[], list[Awaited]] = list
+        self.beside: Callable[[], list[Awaited]] = list
         self.fault: Fault | None = None
         self.fault_at = 0.0
         self._sockets = dict(sorted(sockets.items()))
@@ -101,7 +105,7 @@ class FaultChannel:
         self._gone: dict[int, str] = {}  # ranks whose connection has ended, with the reason
         self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
         self._questions = 0  # how often this rank has asked
-        self._answers: dict[int, Here] = {}  # to the question of `elsewhere`, which has this number
+        self._answers: dict[int, Here] = {}  # to a question of the rank's own thread, which has this number
         self._answers_about = 0
         self._overdue: Operation | None = None  # about which the others are asked, in this question
         self._overdue_about = 0
@@ -186,15 +190,36 @@ class FaultChannel:
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""
+        inside = {r for r, answer in self._ask_for(ranks, 2 * ANSWER).items() if answer.inside}
+        return [r for r in ranks if r not in inside]
+
+    def circle(self, timeout: float) -> bool:
+        """Finds out whether this rank waits for ranks that wait for each other; waits for their answers.
+
+        Called when something failed that is no operation of this communicator: a collective that is
+        `counts.inside`, or messages `beside`. If there is a circle it becomes the fault.
+
+        Args:
+            timeout: seconds that the operation could take.
+        """
+        answers = self._ask_for(list(self._sockets), ANSWER)
+        with self._lock:
+            if self.fault is None:
+                found = self._circle(self._whole(Operation("", 0, timeout, 0.0)), answers)
+                if found is not None:
+                    self._set(found)
+            return self.fault is not None and self.fault.code is FaultCode.DEADLOCK
+
+    def _ask_for(self, ranks: Collection[int], seconds: float) -> dict[int, Here]:
+        """Returns where these ranks are, as far as they say so in that time."""
         with self._lock:
             here = self._reachable()
             asked = [r for r in ranks if r in here]
             self._answers, self._answers_about = {}, self._ask(asked)
-        end = time.monotonic() + 2 * ANSWER
+        end = time.monotonic() + seconds
         while any(r not in self._answers for r in asked) and time.monotonic() < end:
             time.sleep(_LOOK)
-        inside = {r for r, answer in self._answers.copy().items() if answer.inside}
-        return [r for r in ranks if r not in inside]
+        return self._answers.copy()
 
     def close(self) -> None:
         """Tells the others that this rank leaves, and closes the connections; waits for no other rank."""
@@ -319,15 +344,17 @@ class FaultChannel:
     def _here(self, peer: int) -> Here:
         operation = self._operation
         awaits = self.messages() if operation is None else operation.awaits.copy()
-        inside = awaits[0].name if awaits else self.counts.inside or self.counts.running
+        awaits += self.beside()
+        inside = operation.name if operation is not None else awaits[0].name if awaits else ""
         return Here(
             self.counts.entered,
-            inside if operation is None else operation.name,
+            self.counts.inside or inside or self.counts.running,
             self.counts.of(peer, True),
             self.counts.of(peer, False),
             where_is(self._thread),
             tuple(Pending(m.send, m.number, m.nbytes) for m in awaits if m.peer == peer and m.number),
             _needed(awaits),
+            whole=self.counts.whole,
         )
 
     def on_time(self, now: float) -> None:
@@ -366,11 +393,9 @@ class FaultChannel:
 
     def _verdict(self, operation: Operation) -> Fault:
         """Returns the fault of an overdue operation: the ranks that it waits for."""
-        waits = self._waits(operation)
-        circle = find_circle(waits, self.rank)
-        # A circle of others is no cause if this rank also waits for one that is in no operation.
-        if circle and (self.rank in circle or all(peer in waits for peer in waits[self.rank])):
-            return self._deadlock(operation, circle)
+        answers = self._overdue_answers
+        if (found := self._circle(self._whole(operation), answers)) is not None:
+            return found
         absent: list[int] = []
         late: list[int] = []
         where: dict[int, str] = {}
@@ -378,7 +403,7 @@ class FaultChannel:
         for peer in self._sockets:
             if peer in self._left:
                 continue
-            answer = self._overdue_answers.get(peer)
+            answer = answers.get(peer)
             if answer is None:
                 absent.append(peer)
                 where[peer] = "does not answer: it is stopped, or something in it holds Python's lock"
@@ -419,16 +444,35 @@ class FaultChannel:
             waiting |= more
         return waiting
 
-    def _waits(self, operation: Operation) -> dict[int, list[int]]:
+    def _whole(self, operation: Operation) -> Operation:
+        """Returns what the rank is in, of which an operation of this communicator may be a part."""
+        if inside := self.counts.inside:
+            return Operation(inside, self.counts.whole, operation.timeout, operation.deadline, whole=True)
+        if beside := self.beside():
+            awaits = operation.awaits + beside
+            return dataclasses.replace(operation, name=operation.name or beside[0].name, awaits=awaits)
+        return operation
+
+    def _circle(self, operation: Operation, answers: Mapping[int, Here]) -> Fault | None:
+        """Returns the fault of an operation that waits for a circle of ranks that wait for each other."""
+        waits = self._waits(operation, answers)
+        circle = find_circle(waits, self.rank)
+        # A circle of others is no cause if this rank also waits for one that is in no operation.
+        if circle and (self.rank in circle or all(peer in waits for peer in waits[self.rank])):
+            return self._deadlock(operation, circle, answers)
+        return None
+
+    def _waits(self, operation: Operation, answers: Mapping[int, Here]) -> dict[int, list[int]]:
         """Returns for which ranks each rank waits that has answered, itself included."""
-        answers = self._overdue_answers
-        entered = {peer: answer.entered for peer, answer in answers.items()} | {
-            self.rank: self.counts.entered
-        }
+        counts = self.counts
+        entered = {peer: answer.entered for peer, answer in answers.items()} | {self.rank: counts.entered}
+        whole = {peer: answer.whole for peer, answer in answers.items()} | {self.rank: counts.whole}
         waits = {}
         for rank, answer in answers.items():
             if _is_collective(answer.inside):
-                waits[rank] = [peer for peer, number in entered.items() if number < answer.entered]
+                # All ranks count the whole ones, but parts may be those of some ranks only.
+                numbers = whole if answer.whole else entered
+                waits[rank] = [peer for peer, number in numbers.items() if number < numbers[rank]]
             elif answer.inside:
                 waits[rank] = [
                     peer for peer in answer.awaits if peer in answers or self._owes(rank, answer, peer)
@@ -443,15 +487,16 @@ class FaultChannel:
             self.counts.of(rank, not message.send) < message.number for message in answer.pending
         )
 
-    def _deadlock(self, operation: Operation, circle: list[int]) -> Fault:
+    def _deadlock(self, operation: Operation, circle: list[int], answers: Mapping[int, Here]) -> Fault:
         claims = []
         for rank, to in zip(circle, circle[1:] + circle[:1], strict=True):
-            answer = self._overdue_answers.get(rank)
+            answer = answers.get(rank)
             name = operation.name if answer is None else answer.inside
             place = where_is(self._thread) if answer is None else answer.where
             row = OPERATIONS.get(name)
             collective = _is_collective(name)
-            number = 0 if not collective else operation.number if answer is None else answer.entered
+            entered = operation.number if answer is None else answer.whole or answer.entered
+            number = entered if collective else 0
             line = os.path.basename(place.partition(" in ")[0])
             claims.append(Claim(rank, 0 if row is None else row.code, root=to, amount=number, line=line))
         return Fault(
@@ -464,6 +509,8 @@ class FaultChannel:
 
     def _missed(self, operation: Operation, peer: int, answer: Here | wire.Bye) -> bool:
         """Whether the operation waits for `peer`, by its answer or what it said when it finalized."""
+        if operation.whole:
+            return isinstance(answer, Here) and answer.whole < operation.number
         if operation.number:
             return answer.entered < operation.number
         return any(m.peer in (peer, -1) and self._lacks(m, answer) for m in operation.awaits)

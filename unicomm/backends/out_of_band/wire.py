@@ -44,6 +44,7 @@ class Here:
         pending: the messages to and from the asking rank that it waits for.
         awaits: the ranks without whose messages it cannot go on; none in a collective.
         about: the number of the question.
+        whole: number of collectives it has entered of which those in `entered` are parts.
     """
 
     entered: int
@@ -54,6 +55,7 @@ class Here:
     pending: tuple[Pending, ...] = ()
     awaits: tuple[int, ...] = ()
     about: int = 0
+    whole: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def _text(fields: dict[str, Any], name: str) -> str:
 
 
 _READ: dict[str, Callable[[dict[str, Any], str], Any]] = {
-    **dict.fromkeys(("entered", "sent", "taken", "about"), _number),
+    **dict.fromkeys(("entered", "sent", "taken", "about", "whole"), _number),
     **dict.fromkeys(("inside", "where", "name"), _text),
     "pending": _pending,
     "awaits": _ranks,
