@@ -350,6 +350,9 @@ class Writer:
         if not self._first:
             self._file.write(b",\n")
         self._first = False
+        if not text.isascii():
+            # What a trace says of its events is copied as it stands; JSON has to be UTF-8, and it may not be.
+            text = text.decode("utf-8", "replace").encode()
         self._file.write(text)
 
     def close(self, facts: dict[str, Any] | None = None) -> None:

@@ -47,9 +47,9 @@ class ReduceOp:
 
     All ranks get the same bits. The order of summation, on which the last bits of inexact sums and products
     depend, is that of the ranks, except: on several hosts each host's ranks in their order, then the hosts
-    in the order of their lowest ranks; Gloo and MPI choose it for the reductions that they run themselves,
-    of float32, float64 and complex numbers. NCCL and RCCL choose order and intermediate roundings for the
-    types and reductions that they have.
+    in the order of their lowest ranks, but for small tensors of float16, bfloat16 and float8 over UCX; Gloo
+    and MPI choose it for the reductions that they run themselves, of float32, float64 and complex numbers.
+    NCCL and RCCL choose order and intermediate roundings for the types and reductions that they have.
     """
 
     SUM: ClassVar[ReduceOp]
