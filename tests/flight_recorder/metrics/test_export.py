@@ -298,3 +298,16 @@ def test_the_alerts_ask_for_metrics_that_exist():
     for expression in expressions:
         assert queried(expression)
         assert queried(expression) <= {metric.sample for metric in METRICS}, expression
+
+
+def test_a_number_that_otlp_has_no_integer_for():
+    """A damaged ring may have any."""
+    from unicomm.flight_recorder.metrics.otlp import request
+    from unicomm.flight_recorder.metrics.samples import Samples
+
+    counted = next(metric for metric in METRICS if metric.unit not in ("s", "1"))
+    labels = ("x",) * len(counted.labels)
+    taken = Samples([(counted, labels, 2**64 - 1), (counted, labels, 2**63 - 1)], taken_ns=1)
+    [metric] = request(taken).resource_metrics[0].scope_metrics[0].metrics
+    points = (metric.sum if counted.kind is Kind.COUNTER else metric.gauge).data_points
+    assert [point.as_double or point.as_int for point in points] == [2.0**64, 2**63 - 1]

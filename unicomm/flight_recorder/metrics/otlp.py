@@ -31,6 +31,9 @@ class CollectorError(OSError):
     """A collector cannot be reached, or refuses the metrics; the message says which and why."""
 
 
+_MOST = (1 << 63) - 1  # of an integer of OTLP
+
+
 def request(taken: Samples) -> ExportMetricsServiceRequest:
     """Returns the message. The environment adds attributes of the resource, as for all of OpenTelemetry."""
     message = ExportMetricsServiceRequest()
@@ -54,7 +57,7 @@ def request(taken: Samples) -> ExportMetricsServiceRequest:
         point.time_unix_nano = taken.taken_ns
         if counts:
             point.start_time_unix_nano = min(taken.began_ns, taken.taken_ns)
-        if metric.unit in ("s", "1"):
+        if metric.unit in ("s", "1") or abs(value) > _MOST:  # a damaged ring may have any number
             point.as_double = value
         else:
             point.as_int = round(value)

@@ -48,8 +48,9 @@ def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int
         if source.rank in chosen:
             own.append((source.rank, rows))
     rows = np.concatenate([every[0], *(rows for _, rows in sorted(own, key=lambda o: o[0]))])
-    begin = table.created_ns[rows] - shift[table.rank[rows]]
-    end = table.completed_ns[rows] - shift[table.rank[rows]]
+    # A clock that is off by more than the years since 1970 is damaged; pictures have no times before that.
+    begin = np.maximum(table.created_ns[rows] - shift[table.rank[rows]], 0)
+    end = np.maximum(table.completed_ns[rows] - shift[table.rank[rows]], 0)
     over = (table.state[rows] == State.COMPLETED) | (table.state[rows] == State.FAILED)
     ended = table.completed_ns[rows] != 0
     alive = [source.as_of_ns for source in table.sources if source.as_of_ns and source.rank in chosen]
