@@ -164,7 +164,7 @@ def test_without_the_package(monkeypatch):
 def test_a_damaged_clock_leads_to_no_time_before_1970(tmp_path):
     table = missing_rank(3, guilty=2)
     report = analyze(table, stuck_after=0)
-    report.clock_offsets_ns.update({rank: 1 << 62 for rank in range(3)})
+    report.clock_offsets_ns.update(dict.fromkeys(range(3), 1 << 62))
     trace = Decoded(perfetto.write(report, table, tmp_path / "a.pftrace"))
     assert {one["begin"] for one in trace.slices} == {0}
     assert trace.instants == [(report.main.sentence, 0)]

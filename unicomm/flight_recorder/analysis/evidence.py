@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 
 from unicomm.flight_recorder.ring.reader import ERRORS, State
 from unicomm.flight_recorder.table.rows import at_place, last_row, op_text, place
@@ -89,9 +89,9 @@ class Evidence:
     def edges(self, ends: list[WaitNode]) -> list[Edge]:
         """Returns the edges next to the nodes `ends`; ranks that wait in one collective share an edge."""
         out: list[Edge] = []
-        todo, seen = list(ends), set(ends)
+        todo, seen = deque(ends), set(ends)
         while todo and len(out) < _MOST_EDGES:
-            node = todo.pop(0)
+            node = todo.popleft()
             for before in self.waits.reverse.get(node, ()):
                 if before in seen:
                     continue

@@ -97,6 +97,7 @@ _MAX_META = 1 << 20
 _MOST_HOST = 255
 _MOST_MEMBERS = 1 << 24  # of all communicators together: 1000 of 16 384 ranks
 _MOST_RECORDS = 1 << 24
+_LATEST = (1 << 63) - 1  # ns, in a column of times
 
 
 class State(enum.IntEnum):
@@ -347,7 +348,8 @@ class Ring:
 
     def real_ns(self, mono_ns: int) -> int:
         """Converts a time of this ring to wall-clock time, in nanoseconds since 1970."""
-        return int(mono_ns) + int(self.header["start_real_ns"]) - int(self.header["start_mono_ns"])
+        real = int(mono_ns) + int(self.header["start_real_ns"]) - int(self.header["start_mono_ns"])
+        return min(max(real, 0), _LATEST)  # a damaged header may have any number
 
     @property
     def copied_as(self) -> str:
