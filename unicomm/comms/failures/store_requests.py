@@ -62,7 +62,9 @@ class Opening:
 
 
 @dataclass(eq=False)
-class _Request:
+class Request:
+    """A request, which a thread answers: it frees `answered` when `result` or `error` is there."""
+
     job: Callable[[], Any]
     base: Any  # the store, whose object has to stay the same one as long as the request is under way
     answered: threading.Lock = field(default_factory=threading.Lock)
@@ -77,8 +79,8 @@ class StoreRequests:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._waiting: deque[_Request] = deque()
-        self._current: _Request | None = None
+        self._waiting: deque[Request] = deque()
+        self._current: Request | None = None
         self._served = False  # whether a thread serves the requests
 
     @property
@@ -95,24 +97,13 @@ class StoreRequests:
         `check` is called several times a second once the store seems to be gone; what it raises ends the
         wait.
         """
-        if _ending:
-            raise NoAnswerError("this process ends")
-        request = _Request(job, base)
-        request.answered.acquire()
-        with self._lock:
-            self._waiting.append(request)
-            start, self._served = not self._served, True
-        if start:
-            try:
-                _pool.run(self._serve)
-            except (OSError, RuntimeError):  # no memory for a thread; others have to hear of it by the store
-                self._serve()
+        request = self.begin(base, job)
         try:
             done = self._await(request, max(0.0, min(seconds, threading.TIMEOUT_MAX)), check)
         except BaseException:  # such as Ctrl-C
-            self._leave(request)
+            self.leave(request)
             raise
-        if not done and not self._leave(request):
+        if not done and not self.leave(request):
             raise NoAnswerError
         if request.error is not None:
             try:
@@ -122,7 +113,23 @@ class StoreRequests:
         result: T = request.result
         return result
 
-    def _await(self, request: _Request, seconds: float, check: Callable[[], None] | None) -> bool:
+    def begin(self, base: Any, job: Callable[[], Any]) -> Request:
+        """Has `job` done and does not wait. Whoever gives the answer up calls `leave`."""
+        if _ending:
+            raise NoAnswerError("this process ends")
+        request = Request(job, base)
+        request.answered.acquire()
+        with self._lock:
+            self._waiting.append(request)
+            start, self._served = not self._served, True
+        if start:
+            try:
+                _pool.run(self._serve)
+            except (OSError, RuntimeError):  # no memory for a thread; others have to hear of it by the store
+                self._serve()
+        return request
+
+    def _await(self, request: Request, seconds: float, check: Callable[[], None] | None) -> bool:
         """Waits for the answer; returns whether it has come within `seconds`."""
         if check is None:
             return request.answered.acquire(timeout=seconds)
@@ -136,7 +143,7 @@ class StoreRequests:
             patience = _LOOK
         return True
 
-    def _leave(self, request: _Request) -> bool:
+    def leave(self, request: Request) -> bool:
         """Leaves a request behind, unless it has just been answered. Returns whether it has."""
         with self._lock:
             request.abandoned = True
@@ -170,6 +177,8 @@ class StoreRequests:
                 return
         if isinstance(current.base, (TCPStore, Opening)):
             shut_connections(current.base.host, current.base.port)
+        elif callable(close := getattr(current.base, "close", None)):  # one of unicomm's own
+            close()
         with self._lock:
             self._idle.wait_for(self._is_idle, seconds / 2)
 

@@ -160,6 +160,9 @@ class SignedSocket:
     def setsockopt(self, level: int, option: int, value: int) -> None:
         self._socket.setsockopt(level, option, value)
 
+    def shutdown(self, how: int) -> None:
+        self._socket.shutdown(how)
+
     def close(self) -> None:
         self._socket.close()
 

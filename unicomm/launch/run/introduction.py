@@ -1,7 +1,9 @@
-"""How the hubs of a job's hosts find each other, through the rendezvous store, without a thread.
+"""How the hubs of a job's hosts find each other, through the rendezvous store, while the launcher goes on.
 
-A thread that is inside the store when the interpreter ends aborts the process. The launcher looks at its
-ranks many times a second anyway: each time it also takes the next step here, if that step need not wait.
+The launcher looks at its ranks many times a second: each time it also takes the next step here, if that step
+need not wait. The store may belong to another host and not answer; the launcher still has to end its ranks
+and to heed signals. So the requests to the store have a thread, which cannot outlive the interpreter
+(comms/failures/store_requests.py).
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unicomm.c10d.compat import base_store
+from unicomm.comms.errors import first_line
+from unicomm.comms.failures.store_requests import NoAnswerError, host_of, requests_of
 from unicomm.launch.hub.hub_process import HubProcess
 
 from .job_folder import note_hub
@@ -79,6 +84,8 @@ class Introduction:
 
     def __init__(self, listening: Listening, store: Any, host: int, hosts: int) -> None:
         self._listening, self._store = listening, store
+        self._base = base_store(store)
+        self._requests = requests_of(self._base)
         self._host, self._hosts = host, hosts
         self._steps: Steps | None = self._introduce()
 
@@ -95,7 +102,7 @@ class Introduction:
         except StopIteration:
             self._steps = None
         except (RuntimeError, OSError, ValueError, TypeError) as error:
-            # A store that is gone (torch raises RuntimeErrors), or one that another program writes to.
+            # A store that is gone or silent, or one that another program writes to.
             self._steps = None
             self._listening.hub.tell("note", what=f"not introduced: {error}")
 
@@ -113,7 +120,8 @@ class Introduction:
         token = settings.token
         if not token:
             if self._host == 0:
-                store.set(f"{_PREFIX}token", secrets.token_hex(16))
+                fresh = secrets.token_hex(16)
+                yield from self._ask(lambda: store.set(f"{_PREFIX}token", fresh))
             token = yield from self._look_up(f"{_PREFIX}token")
         if not token or (here := (yield from self._listening.open(token))) is None:
             return
@@ -122,7 +130,8 @@ class Introduction:
         told: dict[int, tuple[int, str, str]] = {}
         own = secrets.token_hex(8)
         if self._host < _DIRECTORIES:
-            store.set(f"{_PREFIX}{self._host}", json.dumps([here, own]))
+            said = json.dumps([here, own])
+            yield from self._ask(lambda: store.set(f"{_PREFIX}{self._host}", said))
         for number in range(min(_DIRECTORIES, self._hosts)):
             if number == self._host:
                 address, round = here, own
@@ -143,10 +152,31 @@ class Introduction:
     def _look_up(self, key: str) -> Generator[None, None, str]:
         """Polls the store for a key and returns its value; "" if it is not set in time."""
         end, (pause, longest) = time.monotonic() + _STARTING, _PAUSES
-        while not self._store.check([key]):
+        while not (yield from self._ask(lambda: self._store.check([key]))):
             if (now := time.monotonic()) > end:
                 return ""
             while time.monotonic() < now + pause:
                 yield
             pause = min(2 * pause, longest)
-        return bytes(self._store.get(key)).decode()
+        return bytes((yield from self._ask(lambda: self._store.get(key)))).decode()
+
+    def _ask(self, job: Callable[[], Any]) -> Generator[None, None, Any]:
+        """Returns what `job` does with the store. Raises `OSError` if the store fails or does not answer."""
+        if self._requests is None:
+            return job()
+        try:
+            request = self._requests.begin(self._base, job)
+        except NoAnswerError as error:
+            raise OSError(str(error)) from None
+        end = time.monotonic() + _STARTING
+        try:
+            while not request.answered.acquire(blocking=False):
+                if time.monotonic() > end:
+                    who = host_of(self._store).words
+                    raise TimeoutError(f"the store did not answer within {_STARTING:g} s: waited for {who}")
+                yield
+        finally:
+            self._requests.leave(request)
+        if request.error is not None:
+            raise OSError(f"the store failed: {first_line(request.error)}")
+        return request.result
