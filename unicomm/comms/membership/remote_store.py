@@ -23,7 +23,9 @@ from .rendezvous_parts import pack, unpack
 
 _FRAME = struct.Struct("<IBH")  # bytes that follow, operation, fields in them
 _LONGEST = 64 << 20
-_SECONDS = 30.0  # for an answer
+# For an answer. Communicators give a request up at their own deadline (StoreClient); if the first rank goes
+# on within this time, its store can still be used.
+_SECONDS = 30.0
 _LEAST = 0.0005  # seconds between the first two looks at a key
 _ABSENT = b"?"
 _OPERATIONS = ("set", "compare_set", "add", "check", "read", "delete_key", "append")
