@@ -5,10 +5,12 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from tests.commands import run
-from unicomm.c10d import choice, compat, switch
+from tests.ports import free_port
+from unicomm.c10d import choice, compat, store_deadline, switch
 
 
 def python(code, **env):
@@ -42,6 +44,19 @@ def test_off_means_off():
         "assert type(dist.group.WORLD) is dist.ProcessGroup",
         TORCH_DISTRIBUTED_USE_TORCHCOMMS="0",
     )
+
+
+@pytest.mark.parametrize(
+    ("backend", "limited"), [("gloo", False), ("unicomm", True), ("cpu:unicomm,cuda:unicomm", True)]
+)
+def test_off_it_limits_the_wait_for_the_store_of_its_own_groups_only(monkeypatch, backend, limited):
+    met = []
+    first = store_deadline._first
+    monkeypatch.setattr(store_deadline, "_for_all", False)
+    monkeypatch.setattr(store_deadline, "_first", lambda *place: met.append(place) or first(*place))
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    dist.destroy_process_group()
+    assert len(met) == limited
 
 
 def test_on_means_on_without_a_launcher():

@@ -28,7 +28,10 @@ def hosted(size, address="127.0.0.1", port=None):
     ]
 
 
-@pytest.mark.parametrize("call", ["new_comm", "split", "new_group", "reconfigure", "reconfigure inside"])
+@pytest.mark.parametrize(
+    "call",
+    ["new_comm", "split", "new_group", "symm_mem.rendezvous", "reconfigure", "reconfigure inside"],
+)
 def test_the_stores_host_is_stopped(start, call):
     job = start("store_waits.py", None, "stopped", call, environments=hosted(3))
     job.next("here")
@@ -76,7 +79,7 @@ def error_of_connecting(start, how, environments):
     return error
 
 
-@pytest.mark.parametrize("how", ["new_comm", "init_process_group"])
+@pytest.mark.parametrize("how", ["new_comm", "init_process_group", "unicomm"])
 def test_a_listener_that_answers_nothing(start, how):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         environments = hosted(2, port=listener.getsockname()[1])[1:]
@@ -85,7 +88,7 @@ def test_a_listener_that_answers_nothing(start, how):
     assert 1 <= error["share"] < 2
 
 
-@pytest.mark.parametrize("how", ["new_comm", "init_process_group"])
+@pytest.mark.parametrize("how", ["new_comm", "init_process_group", "unicomm"])
 def test_a_host_that_the_name_service_does_not_know(start, how):
     environments = hosted(2, address="no-such-host.invalid")[1:]
     error = error_of_connecting(start, how, environments)

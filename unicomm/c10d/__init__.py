@@ -6,7 +6,7 @@ plugins.py             backends that third parties have registered with torch
 group_creator.py       makes the group of `init_process_group("unicomm")`
 choice.py              which backend and device stand behind the names in a program (UNICOMM_BACKEND)
 env_rendezvous.py      env:// under mpiexec and srun, when the switch is on
-store_deadline.py      env:// and tcp:// end within their timeout, when the switch is on
+store_deadline.py      env:// and tcp:// end within their timeout, for unicomm's groups
 group_names.py         the names of process groups' communicators
 subgroups.py           where the members of a group meet; `new_group` when the switch is on
 process_group.py       UnicommProcessGroup: a process group over communicators

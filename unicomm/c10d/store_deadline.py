@@ -1,27 +1,40 @@
-"""`init_process_group` with env:// and tcp:// ends within its timeout, when the switch is on.
+"""`init_process_group` with env:// and tcp:// ends within its timeout, if the group is to be unicomm's.
 
 torch's constructor of the store waits without a limit of time for the name service, and for a process that
-accepts connections at MASTER_PORT and answers nothing, such as a stopped rank 0.
+accepts connections at MASTER_PORT and answers nothing, such as a stopped rank 0. torch opens the store before
+it calls the backend, so the limit is put around its own handlers. When the switch is on, it holds for every
+group; else for programs that name the backend "unicomm", and torch's handlers serve all others untouched.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from unicomm.comms.errors import CommTimeoutError
+import torch.distributed as dist
 
+from .choice import NAME
 from .compat import rendezvous_handlers
 
 _SCHEMES = ("env", "tcp")
+_init_process_group = inspect.unwrap(dist.init_process_group).__code__
+_for_all = False  # whether the limit holds for groups of all backends
 
 
-def install() -> None:
-    """Puts a deadline around torch's own handlers of env:// and tcp://."""
+def install(for_all: bool) -> None:
+    """Puts a deadline around torch's own handlers of env:// and tcp://.
+
+    `for_all`: for groups of all backends, not of "unicomm" alone. It stays so.
+    """
+    global _for_all
+    _for_all = _for_all or for_all
     handlers = rendezvous_handlers()
     for scheme in _SCHEMES:
         if getattr(handlers[scheme], "__module__", "").startswith("torch."):
@@ -29,7 +42,7 @@ def install() -> None:
 
 
 def _bounded(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    def rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **more: Any) -> Iterator[Any]:
+    def bounded(url: str, timeout: timedelta, **more: Any) -> Iterator[Any]:
         host, port, rank = _place(url)
         if not host or not port:
             yield from original(url, timeout=timeout, **more)
@@ -37,13 +50,29 @@ def _bounded(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[A
         yield _first(lambda left: next(original(url, timeout=left, **more)), host, port, rank, timeout)
         raise RuntimeError("the ranks do not meet again by this URL")
 
+    def rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **more: Any) -> Iterator[Any]:
+        if _for_all or _asks_for_unicomm():
+            return bounded(url, timeout, **more)
+        return original(url, timeout=timeout, **more)
+
     return rendezvous
+
+
+def _asks_for_unicomm() -> bool:
+    """Whether `init_process_group`, which waits for the caller, was asked for "unicomm" on any device."""
+    frame = sys._getframe(1)
+    while frame.f_code is not _init_process_group:
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return NAME in re.split("[:,]", str(frame.f_locals.get("backend")).lower())
 
 
 def _first(
     meet: Callable[[timedelta], Any], host: str, port: int, rank: str, timeout: timedelta
 ) -> tuple[Any, int, int]:
     """Returns store, rank and size."""
+    from unicomm.comms.errors import CommTimeoutError
     from unicomm.comms.failures.store_requests import StoreHost, host_at, set_host
     from unicomm.comms.membership import tcp_store
 

@@ -1,12 +1,13 @@
 """The switch: `TORCH_DISTRIBUTED_USE_TORCHCOMMS=1` runs unchanged torch.distributed programs on unicomm.
 
 torch calls `autoload` at the end of `import torch` (entry-point group `torch.backends`). If the variable is
-off, `autoload` makes the backend name "unicomm" known and returns. If it is on and the official torchcomms is
+off, `autoload` makes the backend name "unicomm" known, with a limit of time for torch's store when a program
+names it (store_deadline.py), and returns. If it is on and the official torchcomms is
 not installed, `autoload` gives torch.distributed the parts that torch would import from torchcomms:
 `new_comm`, a backend wrapper and a recorder hook. `import torchcomms` then finds unicomm.torchcomms
 (torchcomms_import.py). env_rendezvous.py makes env:// work under mpiexec and srun. `autoload` never raises,
-because an exception would break `import torch`. Imports are inside functions, so that `import torch` loads
-nothing of unicomm while the variable is off.
+because an exception would break `import torch`. Imports are inside functions, so that `import torch` loads no
+communicator while the variable is off.
 
 UNICOMM_BACKEND chooses the unicomm backend behind the backends that programs name (choice.py).
 """
@@ -51,7 +52,7 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Makes "unicomm" a backend name that `init_process_group` knows. Imports nothing of unicomm."""
+    """Makes "unicomm" a backend name that `init_process_group` knows. Loads no communicator."""
     from torch.distributed import Backend, is_available
 
     def create(options: Any, hints: Any) -> Any:
@@ -63,6 +64,9 @@ def register() -> None:
 
     if is_available() and NAME not in Backend.backend_list:
         Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda", "xpu"])
+        from . import store_deadline
+
+        store_deadline.install(for_all=False)
 
 
 def autoload_off() -> str:
@@ -112,7 +116,7 @@ def install() -> str:
 
     subgroups.install()
     torchcomms_import.install()
-    store_deadline.install()
+    store_deadline.install(for_all=True)
     _say_it_once()
     env_rendezvous.install()
     env_rendezvous.fill_in()

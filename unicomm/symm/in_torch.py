@@ -7,19 +7,24 @@ The allocator and most kernels are C++ (torch_unit/), compiled against the insta
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from unicomm.c10d import compat
-from unicomm.c10d.compat import PrefixStore, Store
+from unicomm.c10d.compat import PrefixStore
 from unicomm.comms.errors import CommTimeoutError
+from unicomm.comms.failures.faults import rank_list
+from unicomm.comms.failures.store_client import StoreClient
 
 from .torch_operators import load_unit, register
 
 #: The backend's own name, and the names of torch's backends, which it takes if this torch lacks them.
 NAMES = ("UNICOMM", "CUDA", "NVSHMEM", "NCCL")
+
+_POSTED = b"+"  # before each message, which may be empty, and an empty value is that of no key
 
 _lock = threading.Lock()
 _registered: list[Any] = []  # torch drops a library of kernels that nothing references
@@ -57,22 +62,30 @@ def _workspace(group_name: str, min_size: int) -> Any:
 
 
 def _exchange(name: str, message: bytes) -> tuple[int, list[bytes], list[int]]:
-    """Exchanges a message of each rank among the ranks of a process group, over the group's store."""
+    """Exchanges a message of each rank among the ranks of a process group, over the group's store.
+
+    Raises `CommTimeoutError` when ranks do not come, or the store does not answer, within the store's
+    timeout, which is that of `init_process_group`.
+    """
     group = compat.group_of_name(name)
-    store: Store = PrefixStore("unicomm-symmetric", compat.store_of_group(group))
-    rank, size = group.rank(), group.size()
-    number = store.add(f"rounds/{rank}", 1)
-    store.set(f"{number}/{rank}", message.hex())
-    answers = []
-    for other in range(size):
-        try:
-            answers.append(bytes.fromhex(store.get(f"{number}/{other}").decode()))
-        except dist.DistStoreError as error:
-            raise CommTimeoutError(
-                f"rank {other} of group '{name}' did not arrive at the rendezvous of symmetric memory",
-                rank=rank,
-                culprits=(other,),
-                hint="all ranks of the group call rendezvous, in the same order",
-            ) from error
-    store.delete_key(f"{number - 1}/{rank}")  # a rank in this round has read the round before
+    store: Any = PrefixStore("unicomm-symmetric", compat.store_of_group(group))
+    rank, size, limit = group.rank(), group.size(), store.timeout.total_seconds()
+    end, client = time.monotonic() + limit, StoreClient(store, name, size, limit)
+    number = client.add(f"rounds/{rank}")
+    client.put(f"{number}/{rank}", _POSTED + message)
+    keys = [f"{number}/{other}" for other in range(size)]
+    for key in keys:
+        while not client.present([key]):
+            if time.monotonic() > end:
+                missing = [other for other in range(size) if not client.present([keys[other]])]
+                raise CommTimeoutError(
+                    f"{rank_list(missing)} of group '{name}' did not arrive at the rendezvous of symmetric"
+                    f" memory within {limit:g} s",
+                    rank=rank,
+                    culprits=missing,
+                    hint="all ranks of the group call rendezvous, in the same order",
+                )
+            client.wait(key, end - time.monotonic())
+    answers = [value.removeprefix(_POSTED) for value in client.read(keys)]
+    client.delete([f"{number - 1}/{rank}"])  # a rank in this round has read the round before
     return rank, answers, dist.get_process_group_ranks(group)

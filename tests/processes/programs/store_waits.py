@@ -2,7 +2,8 @@
 
 stopped CALL        rank 0, which holds the store, is stopped by the test; the others make the call
 end                 as `stopped new_comm`; rank 0 goes on while the interpreter of the others ends
-connect HOW         opens the job's store by new_comm or init_process_group
+connect HOW         opens the job's store by new_comm, by init_process_group when the switch is on, or by the
+                    name "unicomm" when it is off
 halt WHERE SIGNAL   rank 1 signals itself in the middle of new_comm
 differing CALL      rank 1 makes another call than the others
 """
@@ -24,6 +25,7 @@ from unicomm.comms.failures.store_client import StoreClient
 from unicomm.comms.membership.environment import detect_environment
 from unicomm.comms.membership.job_store import open_store
 from unicomm.comms.membership.rendezvous import Rendezvous
+from unicomm.symm import in_torch
 
 SCENARIO, *ARGUMENTS = sys.argv[1:]
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -68,6 +70,13 @@ def stopped(what: str) -> None:
 
         def call() -> Any:
             return comm.reconfigure(2, handles, timeout=SHORT)
+    elif what == "symm_mem.rendezvous":
+        dist.init_process_group("gloo", timeout=timedelta(seconds=LONG))
+        dist.distributed_c10d._get_process_group_store(dist.group.WORLD).set_timeout(timedelta(seconds=SHORT))
+        name = dist.group.WORLD.group_name
+
+        def call() -> Any:
+            return in_torch._exchange(name, b"")
     else:
         comm = unicomm.new_comm("gloo", "cpu", timeout=LONG)
         calls = {
@@ -111,8 +120,10 @@ def connect(how: str) -> None:
     if how == "new_comm":
         attempt(lambda: unicomm.new_comm("gloo", "cpu", timeout=SHORT), SHORT)
         return
-    turn_switch_on()
-    attempt(lambda: dist.init_process_group("gloo", timeout=timedelta(seconds=SHORT)), SHORT)
+    if how == "init_process_group":
+        turn_switch_on()
+    name = "gloo" if how == "init_process_group" else how
+    attempt(lambda: dist.init_process_group(name, timeout=timedelta(seconds=SHORT)), SHORT)
 
 
 def halt(where: str, number: str) -> None:
@@ -185,5 +196,5 @@ if SCENARIO != "stopped":
 {"stopped": stopped, "end": end, "connect": connect, "halt": halt, "differing": differing}[SCENARIO](
     *ARGUMENTS
 )
-if ARGUMENTS[:1] in (["new_group"], ["init_process_group"]):
+if ARGUMENTS[:1] in (["new_group"], ["init_process_group"], ["symm_mem.rendezvous"]):
     leave()
