@@ -4,6 +4,7 @@ import pytest
 
 from tests.commands import clean_environment
 from tests.processes.rank_processes import agent_environments, new_store
+from tests.processes.waits import seconds_waited
 
 pytestmark = pytest.mark.processes
 
@@ -36,10 +37,13 @@ def test_differing_arguments(start, what, words):
     job = start("creation.py", 3, "differing", what)
     job.next("here")
     job.tell()
-    for error in job.next("error"):
+    errors = job.next("error")
+    known = max(error["came"] for error in errors)  # the last to come compares all
+    for error in errors:
         assert error["type"] == "MismatchError"
         assert error["culprits"] == [1]
         assert words in error["text"]
+        assert seconds_waited(error, known) < 1
         assert error["at"] - error["began"] < 10  # not at the deadline
     for said in job.next("failed"):
         assert said["after"] == said["before"]

@@ -2,10 +2,12 @@
 
 import signal
 import socket
+import time
 
 import pytest
 
 from tests.ports import free_port
+from tests.processes.waits import seconds_waited
 
 pytestmark = pytest.mark.processes
 
@@ -105,12 +107,14 @@ def test_a_rank_is_killed_during_new_comm(start, where):
         job[rank].tell()
     if where != "posted":  # the last to come dies, whoever else waits
         job[1].tell()
+    assert job[1].end() == -signal.SIGKILL
+    known = time.monotonic()
     for rank in (0,) if where == "posted" else (0, 2):
         error = job[rank].next("error")
         assert error["type"] == "PeerLostError"
         assert error["culprits"] == [1]
         assert error["share"] < 0.3
-    assert job[1].end() == -signal.SIGKILL
+        assert seconds_waited(error, known) < 2
 
 
 @pytest.mark.parametrize("where", ["posted", "arrived"])
@@ -144,11 +148,14 @@ def test_calls_that_differ(start, what, words):
     job.next("ready")
     for rank in (0, 2, 1):  # the one that differs is the last to come
         job[rank].tell()
-    for error in job.next("error"):
+    errors = job.next("error")
+    known = max(error["came"] for error in errors)
+    for error in errors:
         assert error["type"] == "MismatchError"
         assert error["culprits"] == [1]
         assert words in error["text"]
         assert error["share"] < 0.3
+        assert seconds_waited(error, known) < 4
     job.next("waits again")
     job.next("works")
     assert job.end() == [0, 0, 0]
@@ -160,9 +167,7 @@ def test_calls_in_another_order_that_other_threads_may_still_make(start):
     job.tell()
     job.next("ready")
     job.tell()
-    for rank in (0, 1):  # several looks of each find the other one waiting elsewhere
-        with pytest.raises(AssertionError, match="did not say"):
-            job[rank].next("error", within=3.0)
+    job.next("looked")  # several looks of each found the other one waiting elsewhere, without an error
     job[1].tell()
     job.next("done")
     job.next("both")

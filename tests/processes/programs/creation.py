@@ -13,6 +13,7 @@ import time
 import torch
 
 import unicomm
+from tests.processes.programs import looks
 from tests.processes.programs.common import describe, hear, holdings, say, settled
 from unicomm.comms.membership.rendezvous import Rendezvous
 
@@ -21,11 +22,12 @@ SCENARIO, *ARGUMENTS = sys.argv[1:]
 
 def create(backend: str, timeout: float, hints: dict[str, str] | None = None) -> None:
     """Says "error" with what came of it, and "failed" with what this process holds then."""
+    looks.begin()
     before, began = holdings(), time.monotonic()
     try:
         unicomm.new_comm(backend, torch.device("cpu"), name="main", timeout=timeout, hints=hints)
     except unicomm.CommError as error:
-        say("error", **describe(error), began=began)
+        say("error", **describe(error), began=began, **looks.noted())
     else:
         say("created")
     say("failed", before=before, after=settled(before))

@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 import unicomm
+from tests.processes.programs import looks
 from tests.processes.programs.common import describe, hear, leave, say
 from unicomm.comms.failures.store_client import StoreClient
 from unicomm.comms.membership.environment import detect_environment
@@ -43,12 +44,13 @@ def turn_switch_on() -> None:
 
 
 def attempt(call: Callable[[], Any], limit: float) -> None:
-    """Says "error" with what came of it, and how long that took in parts of the limit."""
+    """Says "error" with what came of it, and how long that took in parts of the limit and in looks."""
+    looks.begin()
     began = time.monotonic()
     try:
         call()
     except unicomm.CommError as error:
-        say("error", **describe(error), share=(time.monotonic() - began) / limit)
+        say("error", **describe(error), share=(time.monotonic() - began) / limit, **looks.noted())
     else:
         say("done")
 
@@ -177,6 +179,7 @@ def differing(what: str) -> None:
         waits = threading.Thread(target=lambda: (hear(), comm.split(everyone, "a", timeout=LONG).finalize()))
         if odd:
             waits.start()
+        looks.on_others_elsewhere(6, lambda: say("looked"))  # two are enough for an error
         attempt(lambda: comm.split(everyone, "b" if odd else "a", timeout=LONG).finalize(), LONG)
         if not odd:
             comm.split(everyone, "b", timeout=LONG).finalize()
