@@ -18,6 +18,7 @@ Threads that run no Python are taken never to call a communicator. docs/design/d
 from __future__ import annotations
 
 import concurrent.futures.thread
+import multiprocessing.connection
 import os
 import queue
 import selectors
@@ -53,8 +54,10 @@ VARIABLE = "UNICOMM_HARMLESS_THREADS"
 def _harmless_files() -> tuple[str, ...]:
     """Files whose threads call no communicator, but may wake a thread of the user's that does."""
     named = os.environ.get(VARIABLE, "").split(os.pathsep)
-    # Gloo's communicators are watched by a thread that waits in `selectors`.
-    return (str(selectors.__file__), *filter(None, named))
+    # Gloo's communicators are watched by a thread that waits in `selectors`. So does whoever takes something
+    # from another process, such as the data loader's thread that pins memory, by way of `connection`.
+    waits = (str(selectors.__file__), str(multiprocessing.connection.__file__))
+    return (*waits, *filter(None, named))
 
 
 def threads_that_stay(
