@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from typer.testing import CliRunner
 from tests.commands import clean_environment
 from tools.namespaces import Namespaces, why_not
 from tools.relay import Relay
+from unicomm.comms.membership.environment import Environment
 from unicomm.launch.cli import app
+from unicomm.launch.doctor import network
 from unicomm.launch.doctor.network import MOST_ROUNDS, Pair, Place, Way, look, rounds
 from unicomm.launch.doctor.network_report import of_pairs, of_ways
 
@@ -36,6 +39,23 @@ def changed(at, **what):
 
 def test_nothing_is_off_between_equal_hosts():
     assert found() == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_silent_store_keeps_nobody_when_all_is_measured(monkeypatch, rank):
+    class Silent:
+        def __init__(self):
+            self.answer, self.answers = threading.Event(), []
+
+        def add(self, key, amount):
+            self.answers.append(self.answer.wait(20))
+            return 1
+
+    monkeypatch.setattr(network, "_PATIENCE", 0.1)
+    store = Silent()
+    network._leave(store, Environment(rank, 2, None, None, "test", ""))
+    assert store.answers == []
+    store.answer.set()
 
 
 @pytest.mark.parametrize(

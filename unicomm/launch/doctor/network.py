@@ -6,6 +6,7 @@ In each round every host talks to one other host.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -23,7 +24,8 @@ from unicomm.backends.bootstrap import addresses
 from unicomm.backends.bootstrap.same_host import host_identity
 from unicomm.backends.out_of_band import receive_exactly
 from unicomm.c10d.compat import Store
-from unicomm.comms.errors import InvalidArgumentError
+from unicomm.comms.errors import CommError, InvalidArgumentError
+from unicomm.comms.failures.store_client import StoreClient
 from unicomm.comms.membership.environment import Environment
 from unicomm.comms.membership.handles import listen
 from unicomm.comms.membership.job_store import open_store
@@ -146,13 +148,15 @@ def measure(env: Environment, timeout: float = 60.0) -> tuple[list[Place], list[
 
 
 def _leave(store: Store, env: Environment) -> None:
-    """Rank 0, whose process may hold the store, ends last."""
-    if env.rank:
-        store.add(_LEFT, 1)
-        return
-    end = time.monotonic() + _PATIENCE
-    while store.add(_LEFT, 0) < env.size - 1 and time.monotonic() < end:
-        time.sleep(0.01)
+    """Rank 0, whose process may hold the store, ends last. A store that fails or is silent keeps nobody."""
+    client = StoreClient(store, "doctor network", env.size, _PATIENCE)
+    with contextlib.suppress(CommError):
+        if env.rank:
+            client.add(_LEFT)
+            return
+        end = time.monotonic() + _PATIENCE
+        while client.add(_LEFT, 0) < env.size - 1 and time.monotonic() < end:
+            time.sleep(0.01)
 
 
 def rounds(hosts: int) -> Iterator[list[tuple[int, int]]]:
