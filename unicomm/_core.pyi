@@ -188,9 +188,9 @@ def ring_layout() -> dict[str, int]:
     Sizes of the ring's structures and offsets of fields, for the test of the Python reader.
     """
 
-def read_dump(data: bytes) -> dict[str, Any]:
+def read_dump(data: bytes, most: int = ...) -> dict[str, Any]:
     """
-    Reads torch's flight recorder dump into columns; ValueError if it is none.
+    Reads torch's flight recorder dump into columns; ValueError if it is none, MemoryError if it needs more than `most` bytes.
     """
 
 def listen_for_dump_signal(number: int) -> int:

@@ -10,6 +10,7 @@
 namespace unicomm {
 namespace {
 
+using pickle::account;
 using pickle::DumpReader;
 using pickle::Kind;
 using pickle::Reader;
@@ -18,9 +19,15 @@ using pickle::Sequences;
 using pickle::Value;
 
 constexpr int kMaxDepth = 100;
+// Bytes of Python's objects at most: a number with its place in a list or dict; a text, bytes or container
+// without what it holds.
+constexpr uint64_t kItem = 64, kObject = 256;
+constexpr uint64_t kWidest = 4;                 // bytes of a character in Python's texts
+constexpr uint64_t kKept = uint64_t{64} << 20;  // bytes that a reader keeps for the next dump
 
 nb::object text_of(const Reader& tree, uint64_t id) {
     std::string_view text = tree.texts[static_cast<uint32_t>(id)];
+    account.make(kObject + kWidest * text.size());  // each time: pickle's memo makes a text of two bytes
     // Like Python's unpickler, accepts lone surrogates.
     PyObject* made = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass");
     if (!made) {
@@ -31,6 +38,7 @@ nb::object text_of(const Reader& tree, uint64_t id) {
 }
 
 nb::object big_number(const Value& v) {
+    account.make(kObject + v.length);
     PyObject* made = nullptr;
     if (v.decimal) {
         made = PyLong_FromString(std::string(v.data, v.length).c_str(), nullptr, 10);
@@ -63,6 +71,7 @@ class Objects {
             case Kind::kText:
                 return text_of(tree_, v.index);
             case Kind::kBytes:
+                account.make(kObject + v.length);
                 return nb::bytes(v.data, v.length);
             default:
                 return container(v, depth);
@@ -76,6 +85,7 @@ class Objects {
         if (made.begun) throw Refused("a container holds itself");
         if (depth == kMaxDepth) throw Refused("containers lie deeper than 100 in each other");
         made.begun = true;
+        account.make(kObject + kItem * tree_.count(v));
         nb::object out;
         if (v.kind == Kind::kDict) {
             nb::dict dict;
@@ -103,11 +113,11 @@ class Objects {
         bool begun = false;
     };
     const Reader& tree_;
-    std::vector<Made> made_;
+    pickle::Vector<Made> made_;
 };
 
 template <class To, class From>
-nb::object array_of(const std::vector<From>& column) {
+nb::object array_of(const pickle::Vector<From>& column) {
     auto* data = new To[column.size() + 1];
     std::copy(column.begin(), column.end(), data);
     nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<To*>(p); });
@@ -119,6 +129,7 @@ nb::list list_of(const Sequences& table, F&& object) {
     nb::list out;
     for (uint32_t i = 0; i < table.size(); ++i) {
         auto sequence = table[i];
+        account.make(kObject + kItem * sequence.size());
         nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(sequence.size())));
         for (size_t k = 0; k < sequence.size(); ++k)
             PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(k), object(k, sequence[k]).release().ptr());
@@ -189,25 +200,41 @@ nb::dict columns_of(const DumpReader& dump) {
     return out;
 }
 
-nb::dict read_dump(nb::bytes data) {
+nb::dict read_dump(nb::bytes data, uint64_t most) {
     // The reader and its buffers are reused: most files of a job have about the same size.
     static thread_local std::unique_ptr<DumpReader> dump;
-    if (!dump) dump = std::make_unique<DumpReader>();
     struct Clear {
-        ~Clear() { dump->clear(); }
+        ~Clear() {
+            if (dump) dump->clear();
+            if (account.held() > kKept) dump.reset();
+        }
     } clear;
-    {
-        GilReleased released;
-        dump->read({data.c_str(), data.size()});
+    for (;;) {
+        account.begin(most);
+        bool fresh = !dump;
+        try {
+            if (fresh) dump = std::make_unique<DumpReader>();
+            {
+                GilReleased released;
+                dump->read({data.c_str(), data.size()});
+            }
+            return columns_of(*dump);
+        } catch (const std::bad_alloc&) {
+            // What is kept of other dumps may be too much beside this one, which must not depend on them.
+            dump.reset();
+            if (fresh) throw;
+        }
     }
-    return columns_of(*dump);
 }
 
 }  // namespace
 
 void bind_dump(nb::module_& m) {
-    m.def("read_dump", &read_dump, nb::arg("data"), nb::sig("def read_dump(data: bytes) -> dict[str, Any]"),
-          "Reads torch's flight recorder dump into columns; ValueError if it is none.");
+    m.def(
+        "read_dump", &read_dump, nb::arg("data"), nb::arg("most") = UINT64_MAX,
+        nb::sig("def read_dump(data: bytes, most: int = ...) -> dict[str, Any]"),
+        "Reads torch's flight recorder dump into columns; ValueError if it is none, MemoryError if it needs "
+        "more than `most` bytes.");
     m.def("listen_for_dump_signal", &listen_for_dump_signal, nb::arg("number"),
           "Installs the handler and returns the pipe's read end, one byte a signal.");
     m.def("forget_dump_signal", &forget_dump_signal);

@@ -11,6 +11,8 @@
 namespace unicomm::pickle {
 namespace {
 
+constexpr uint64_t kRow = 512;  // bytes of an entry in numpy's columns, and in what is made of them
+
 // What a container was converted to, in `Container::role`.
 enum Role : uint32_t { kUnused, kDims, kShape, kTextList, kPlace, kStack, kGroup };
 
@@ -85,7 +87,7 @@ uint32_t Sequences::intern(std::span<const uint64_t> sequence) {
     hashes_.push_back(hash);
     slots_[at] = id + 1;
     if (size_t{size()} * 2 > slots_.size()) {
-        std::vector<uint32_t> slots(slots_.size() * 2);
+        Vector<uint32_t> slots(slots_.size() * 2);
         for (uint32_t i = 0; i < size(); ++i) {
             size_t to = hashes_[i] & (slots.size() - 1);
             while (slots[to]) to = (to + 1) & (slots.size() - 1);
@@ -153,6 +155,7 @@ void DumpReader::read(std::string_view data) {
     if (entries.kind != Kind::kList)
         throw Refused(std::string("'entries' is ") + name_of(entries.kind) + ", not a list");
     size_t n = tree.count(entries);
+    account.make(n * kRow);
     for_each_column([n](auto& column) { column.reserve(n); });
     budget_ = data.size() * 64 + (1 << 20);
     tree.for_each_stretch(entries, [&](std::span<const Value> items) {

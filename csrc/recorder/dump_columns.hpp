@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "recorder/pickle.hpp"
 
@@ -24,8 +23,8 @@ class Sequences {
     void clear();
 
   private:
-    std::vector<uint64_t> pool_, begins_;
-    std::vector<uint32_t> hashes_, slots_;  // a slot is 1 + number, 0: free
+    Vector<uint64_t> pool_, begins_;
+    Vector<uint32_t> hashes_, slots_;  // a slot is 1 + number, 0: free
 };
 
 // Numbers of the texts that are field names, which the reader interns first.
@@ -68,8 +67,9 @@ enum Field : uint32_t {
 
 class DumpReader {
   public:
-    // Reads a dump. A field of the wrong type counts as missing. Throws `Refused` if `data` is no dump.
-    // `data` must stay valid as long as texts are read.
+    // Reads a dump. A field of the wrong type counts as missing. Throws `Refused` if `data` is no dump,
+    // `std::bad_alloc` if it needs more than `account` allows. `data` must stay valid as long as texts are
+    // read.
     void read(std::string_view data);
     void clear();
 
@@ -77,16 +77,16 @@ class DumpReader {
     Value top;  // the dump: always a dict
     uint64_t rows = 0;
 
-    std::vector<int64_t> record_id, pg_id, collective_seq_id, p2p_seq_id, op_id, time_created, time_started,
+    Vector<int64_t> record_id, pg_id, collective_seq_id, p2p_seq_id, op_id, time_created, time_started,
         time_completed, timeout_ms, graph, flags;  // flags: those of ring.hpp that concern checksums
-    std::vector<uint64_t> input_checksum, output_checksum;
-    std::vector<double> duration_ms;
-    std::vector<uint8_t> retired, is_p2p, is_async;
+    Vector<uint64_t> input_checksum, output_checksum;
+    Vector<double> duration_ms;
+    Vector<uint8_t> retired, is_p2p, is_async;
     bool has_async = false, has_graph = false, has_checksums = false;  // whether any entry has that field
     // Indices into `groups`, `stacks`, `shapes` and `text_lists`, and through `names`, `states` and `threads`
     // into texts.
-    std::vector<int32_t> group, frames, input_sizes, output_sizes, input_dtypes, output_dtypes,
-        profiling_name, state, thread;
+    Vector<int32_t> group, frames, input_sizes, output_sizes, input_dtypes, output_dtypes, profiling_name,
+        state, thread;
 
     Sequences groups;      // (name, description), as texts
     Sequences dims;        // sizes of one tensor
@@ -99,12 +99,12 @@ class DumpReader {
     class Column {
       public:
         int32_t number(uint32_t text);
-        const std::vector<uint32_t>& texts() const { return texts_; }
+        const Vector<uint32_t>& texts() const { return texts_; }
         void clear();
 
       private:
-        std::vector<uint32_t> texts_;
-        std::vector<int32_t> numbers_;  // by text: 1 + number, 0 if none
+        Vector<uint32_t> texts_;
+        Vector<int32_t> numbers_;  // by text: 1 + number, 0 if none
     };
     Column names, states, threads;
 
@@ -128,7 +128,7 @@ class DumpReader {
     template <class F>
     void for_each_column(F&& f);
 
-    std::vector<uint64_t> scratch_;
+    Vector<uint64_t> scratch_;
     uint64_t budget_ = 0;  // items that may still be read
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kMaxInput = uint64_t{1} << 31;  // because items are counted in 32 bits
 constexpr size_t kMaxNumber = 1024;                // bytes or digits of one number
-constexpr size_t kKept = size_t{1} << 20;          // elements that a buffer keeps after `clear`
+constexpr size_t kKept = size_t{1} << 20;          // places that a table of texts keeps: each is cleared
 static_assert(std::endian::native == std::endian::little);
 
 enum Opcode : uint8_t {
@@ -157,15 +157,6 @@ void add_utf8(std::string& out, uint32_t c) {
 constexpr Value kFree{.kind = Kind::kBytes, .length = UINT32_MAX};
 bool is_free(const Value& v) { return v.kind == Kind::kBytes && v.length == UINT32_MAX; }
 
-template <class V>
-void clear_or_shrink(V& v) {
-    if (v.capacity() > kKept) {
-        V().swap(v);
-    } else {
-        v.clear();
-    }
-}
-
 }  // namespace
 
 const char* name_of(Kind kind) {
@@ -178,18 +169,18 @@ const char* name_of(Kind kind) {
 Texts::Texts() : slots_(256) {}
 
 void Texts::clear() {
-    clear_or_shrink(texts_);
-    clear_or_shrink(hashes_);
+    texts_.clear();
+    hashes_.clear();
     owned_.clear();
     if (slots_.size() > kKept) {
-        std::vector<uint32_t>(256).swap(slots_);
+        Vector<uint32_t>(256).swap(slots_);
     } else {
         std::fill(slots_.begin(), slots_.end(), 0);
     }
 }
 
 void Texts::grow() {
-    std::vector<uint32_t> slots(slots_.size() * 2);
+    Vector<uint32_t> slots(slots_.size() * 2);
     for (uint32_t id = 0; id < texts_.size(); ++id) {
         size_t at = hashes_[id] & (slots.size() - 1);
         while (slots[at]) at = (at + 1) & (slots.size() - 1);
@@ -213,16 +204,19 @@ uint32_t Texts::intern(std::string_view text) {
     return id;
 }
 
-uint32_t Texts::intern_copy(std::string text) { return intern(owned_.emplace_back(std::move(text))); }
+uint32_t Texts::intern_copy(std::string text) {
+    account.make(sizeof text + text.capacity());
+    return intern(owned_.emplace_back(std::move(text)));
+}
 
 void Reader::clear() {
     texts.clear();
-    clear_or_shrink(containers);
-    clear_or_shrink(stack_);
-    clear_or_shrink(memo_);
-    clear_or_shrink(items_);
-    clear_or_shrink(marks_);
-    clear_or_shrink(chunks_);
+    containers.clear();
+    stack_.clear();
+    memo_.clear();
+    items_.clear();
+    marks_.clear();
+    chunks_.clear();
 }
 
 size_t Reader::count(const Value& container) const {
@@ -267,6 +261,7 @@ void Reader::push_text(uint64_t length) {
 
 // Protocol 0: bytes are Latin-1; \uXXXX and \UXXXXXXXX stand for other characters.
 void Reader::push_escaped(std::string_view text) {
+    account.make(4 * text.size());  // a character may take two bytes, and the text grows by doubling
     std::string out;
     for (size_t i = 0; i < text.size();) {
         auto c = static_cast<uint8_t>(text[i]);

@@ -1,12 +1,15 @@
 // Reads the part of pickle that holds plain data: dicts, lists, tuples, numbers, texts, bytes, None and
 // booleans, in protocols 0 to 5. Nothing is executed: opcodes that name or call anything are refused. Every
-// length is checked against the input, nothing recurses, and memory is bounded by a multiple of the input.
+// length is checked against the input, nothing recurses, and memory is counted and bounded: a byte can stand
+// for hundreds in memory.
 //
 // Texts are interned and containers are numbered: a value that pickle's memo shares is shared here, too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <new>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -14,6 +17,61 @@
 #include <vector>
 
 namespace unicomm::pickle {
+
+// What the reader of one thread needs: its vectors, and what is made of them for Python.
+class Account {
+  public:
+    // Begins a dump, which may need `most` bytes. Vectors that are kept from the one before count, too.
+    void begin(uint64_t most) {
+        most_ = most;
+        made_ = 0;
+    }
+    // Counts bytes until the next `begin`. Throws `std::bad_alloc` when they are too many.
+    void make(uint64_t bytes) {
+        check(bytes);
+        made_ += bytes;
+    }
+    void hold(uint64_t bytes) {
+        check(bytes);
+        held_ += bytes;
+    }
+    void release(uint64_t bytes) { held_ -= bytes; }
+    uint64_t held() const { return held_; }
+
+  private:
+    void check(uint64_t bytes) const {
+        if (bytes > most_ || held_ + made_ > most_ - bytes) throw std::bad_alloc();
+    }
+    uint64_t most_ = UINT64_MAX, held_ = 0, made_ = 0;
+};
+
+inline constinit thread_local Account account;
+
+// The allocator of the reader's vectors. A reader stays in the thread that made it.
+template <class T>
+struct Counted {
+    using value_type = T;
+    Counted() = default;
+    template <class U>
+    Counted(const Counted<U>&) {}
+    T* allocate(size_t n) {
+        account.hold(n * sizeof(T));
+        try {
+            return std::allocator<T>().allocate(n);
+        } catch (...) {
+            account.release(n * sizeof(T));
+            throw;
+        }
+    }
+    void deallocate(T* p, size_t n) noexcept {
+        std::allocator<T>().deallocate(p, n);
+        account.release(n * sizeof(T));
+    }
+    friend bool operator==(const Counted&, const Counted&) { return true; }
+};
+
+template <class T>
+using Vector = std::vector<T, Counted<T>>;
 
 // The input is no pickle, is damaged, or holds more than plain data.
 struct Refused : std::invalid_argument {
@@ -47,9 +105,9 @@ class Texts {
 
   private:
     void grow();
-    std::vector<std::string_view> texts_;
-    std::vector<uint32_t> hashes_;
-    std::vector<uint32_t> slots_;  // 1 + number; 0: free
+    Vector<std::string_view> texts_;
+    Vector<uint32_t> hashes_;
+    Vector<uint32_t> slots_;  // 1 + number; 0: free
     std::deque<std::string> owned_;
 };
 
@@ -68,11 +126,11 @@ class Reader {
     // Parses one pickle. `data` must stay valid as long as the values are used. Throws `Refused`. Texts
     // interned beforehand keep their numbers.
     Value parse(std::string_view data);
-    // Forgets everything, and frees the memory that an unusually large input took.
+    // Forgets everything. The memory stays for the next input.
     void clear();
 
     Texts texts;
-    std::vector<Container> containers;
+    Vector<Container> containers;
 
     // Calls f(items) for each contiguous run of a container's items, in order. The items of a dict are key,
     // value, key, value ...
@@ -112,9 +170,9 @@ class Reader {
     void get(uint64_t at);
     uint64_t number(std::string_view digits) const;
 
-    std::vector<Value> stack_, memo_, items_;
-    std::vector<uint32_t> marks_;
-    std::vector<Chunk> chunks_;
+    Vector<Value> stack_, memo_, items_;
+    Vector<uint32_t> marks_;
+    Vector<Chunk> chunks_;
     const char* begin_ = nullptr;
     const char* at_ = nullptr;
     const char* end_ = nullptr;

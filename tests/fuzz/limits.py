@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-MOST_MEMORY = 768 << 20  # bytes that a call may need beyond what the process had before
+MOST_MEMORY = 256 << 20  # bytes that a call may need beyond what the process had before
 MOST_SECONDS = 10.0  # of processor time
 # What a terminal acts upon instead of showing it, and halves of characters. Lines may end.
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff]")
@@ -25,14 +25,20 @@ class BrokenPromiseError(AssertionError):
 @contextmanager
 def limited() -> Iterator[None]:
     """Raises `BrokenPromiseError` when the block needs too much memory or processor time."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is used now
-    before, began = _memory("VmRSS"), time.process_time()
+    grown, began = measured_memory(), time.process_time()
     yield
-    seconds, grown = time.process_time() - began, _memory("VmHWM") - before
+    seconds = time.process_time() - began
     if seconds > MOST_SECONDS:
         raise BrokenPromiseError("it took too much processor time")
-    if grown > MOST_MEMORY:
+    if grown() > MOST_MEMORY:
         raise BrokenPromiseError("it took too much memory")
+
+
+def measured_memory() -> Callable[[], int]:
+    """Returns a function that returns by how many bytes the memory of this process has grown at its peak."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is used now
+    before = _memory("VmRSS")
+    return lambda: _memory("VmHWM") - before
 
 
 def _memory(what: str) -> int:

@@ -386,6 +386,7 @@ def pack(found: list[tuple[str, bytes]], kind: str) -> bytes:
     return packed[kind](out.getvalue()) if kind in packed else out.getvalue()
 
 
+_REPEATED = 8 << 20
 ARCHIVES = ("zip", "stored", "one", "gz", "bz2", "xz", "tar")
 
 
@@ -399,7 +400,9 @@ def mutate_archive(data: bytes, rng: Random) -> bytes:
         return data
     for _ in range(rng.choice([0, 1, 1, 2])):
         at = rng.randrange(len(found)) if found else -1
-        match rng.randrange(6):
+        match rng.randrange(7):
+            case 6 if found and rng.random() < 0.1:
+                found[at] = (found[at][0], _repeated(found[at][1], rng))
             case 0 if found:
                 found[at] = (
                     rng.choice([*TEXTS[:20], "../x", "/a", "a.ucring", "a.ending", "b.exits", "d/"]),
@@ -417,6 +420,13 @@ def mutate_archive(data: bytes, rng: Random) -> bytes:
         return pack(found, rng.choice(ARCHIVES))
     except (ValueError, UnicodeError, struct.error):
         return data
+
+
+def _repeated(data: bytes, rng: Random) -> bytes:
+    """Repeats a piece until it has some MiB: packed it is small, but what it stands for takes memory."""
+    begin = rng.randrange(len(data) + 1)
+    piece = rng.choice([data[begin : begin + rng.choice([1, 2, 3, 16, 256])], b"[],", b"{},", b"}", b"]"])
+    return data[:begin] + piece * (_REPEATED // max(1, len(piece))) + data[begin:]
 
 
 def _mutate_zip_headers(data: bytes, rng: Random) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any
 from . import mutations
 from .limits import BrokenPromiseError, check_text, strict_json
 
-MEMORY_GIB = 0.03  # that archives may need
+MEMORY_GIB = 0.03  # that reading may need
 PLANTED = "UNICOMM_FUZZ_PLANTED"  # a variable: whether dumps are read with a defect, for a test
 _SELDOM = 8  # of as many inputs, one is read by a command, which takes as long as the rest
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from benchmarks import profile_merge as generator
 from tests.flight_recorder.rings import write_ring
+from tests.fuzz.limits import measured_memory
 from unicomm.flight_recorder.texts import printable
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate, chrome, merge, read_events, report
@@ -244,6 +245,21 @@ def test_events_that_are_kept_are_counted(job, notes, tmp_path):
         with pytest.raises(TraceError, match="allow more by --memory"):
             read(16 << 20)
         read(1 << 30)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_long_events_are_counted_before_they_are_decoded(bare, notes, tmp_path):
+    """An event with 16 million lists, which would take more than 1 GiB; nothing ends in the blocks before."""
+    path = tmp_path / "a.json.gz"
+    begin = b"[" if bare else b'{"traceEvents": ['
+    path.write_bytes(
+        gzip.compress(begin + b'{"args": [' + b"[]," * (1 << 24) + b"[]]}]" + b"}" * (not bare), 1)
+    )
+    grown = measured_memory()
+    errors = read_by_all([path], notes, memory=16 << 20)
+    assert grown() < 512 << 20
+    assert len(errors) == 5
+    assert all("allow more by --memory" in str(error) for error in errors)
 
 
 def test_the_option_reaches_archives(tmp_path):

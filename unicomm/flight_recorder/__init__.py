@@ -5,6 +5,7 @@ except formats/pickles.py. Each room imports only the rooms above it in this lis
 by no other room:
 
 texts.py    short texts: lists of ranks, durations, names of groups
+memory.py   the memory that readers may need: what is allowed, and what JSON needs once decoded
 extras.py   which packages of an extra are missing, and the sentence that says so
 pages/      the look of HTML pages, also of the profiler's: frame, tables, bars, charts, style
 ring/       the ring file: where rings are stored, how a ring is read and copied

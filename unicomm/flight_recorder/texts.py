@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 # Control characters of terminals, characters that reverse or end lines, and halves of characters, which no
 # encoding can print.
@@ -53,26 +54,29 @@ def format_ranks(ranks: Iterable[int]) -> str:
 MOST_RANKS = 1 << 22
 
 
-def parse_ranks(text: str, limit: int = 1 << 24) -> list[int]:
-    """Returns the ranks in a text of `format_ranks`.
+def rank_ranges(text: str, limit: int = 1 << 24) -> list[range]:
+    """Returns the ranks in a text of `format_ranks` as ranges, which take no memory for each rank.
 
     Raises `ValueError` for any other text, for more than `limit` ranks, and for ranks that no job has.
     """
-    out: list[int] = []
+    out: list[range] = []
+    count = 0
     for part in text.split(",") if text else []:
         span, _, step = part.partition(":")
         first, dash, last = span.partition("-")
         begin, end, by = int(first), int(last) if dash else int(first), int(step) if step else 1
-        if (
-            begin < 0
-            or end < begin
-            or by < 1
-            or (end - begin) // by + 1 + len(out) > limit
-            or end >= MOST_RANKS
-        ):
+        if begin < 0 or end < begin or by < 1 or end >= MOST_RANKS:
             raise ValueError(f"'{part}' is not a range of ranks")
-        out.extend(range(begin, end + 1, by))
+        out.append(range(begin, end + 1, by))
+        count += len(out[-1])
+        if count > limit:
+            raise ValueError(f"'{part}' is not a range of ranks")
     return out
+
+
+def parse_ranks(text: str, limit: int = 1 << 24) -> list[int]:
+    """Returns the ranks in a text of `format_ranks`; raises as `rank_ranges`."""
+    return list(chain.from_iterable(rank_ranges(text, limit)))
 
 
 def ranks_text(ranks: Iterable[int], most: int = 60) -> str:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unicomm.flight_recorder.memory import Memory, needed_by_json
 from unicomm.flight_recorder.ring.files import read_file
 
-from .chrome import Event, Memory, Progress, Reader, TraceError, Writer, needed, replacing
+from .chrome import Event, Progress, Reader, TraceError, Writer, replacing
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
@@ -140,7 +141,7 @@ def annotate(
     `memory`: bytes that the annotations, and what stands around the events, may need; half of the free memory
     if None. Raises `TraceError` when an input is unusable; `output` then does not exist.
     """
-    room = Memory(memory)
+    room = Memory(memory, TraceError)
     by_node = _read(Path(annotations), room)
     target = Path(output)
     if not target.name.endswith((".json", ".json.gz")):
@@ -173,8 +174,9 @@ def _annotate(e: Event, by_node: dict[int, dict[str, Any]]) -> bool:
 
 def _read(path: Path, memory: Memory) -> dict[int, dict[str, Any]]:
     try:
+        memory.check(path.stat().st_size, path)
         text = read_file(path)
-        memory.take(needed(text), path)
+        memory.take(needed_by_json(text), path)
         data = json.loads(text)
         if data["version"] != _VERSION:
             raise ValueError(f"version {data['version']} is not known")

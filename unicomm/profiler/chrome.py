@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
 
+from unicomm.flight_recorder.memory import Memory, needed_by_json
 from unicomm.flight_recorder.ring.files import open_file
-from unicomm.flight_recorder.table.archives import allowed_memory
 
 Event = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -30,9 +30,7 @@ _LONGEST_HEAD = 512 << 20  # bytes before the events, the table of operations am
 _LONGEST = 64 << 20  # bytes of one event; a file with a longer one counts as broken
 _LARGEST = 1 << 42  # bytes of a file
 _MOST_LISTS = 64  # keys "traceEvents" that are tried: each try reads all that stands before it
-# Bytes that a value of JSON needs in memory at most, by the character that comes with it: a list, an object,
-# an element, a key.
-_NEEDED = {b"[": 72, b"{": 240, b",": 48, b":": 100}
+_USUAL = 3 * _BLOCK  # bytes in which events end: only longer ones are counted before they are decoded
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _GZIP = b"\x1f\x8b"
@@ -119,32 +117,6 @@ class TraceError(ValueError):
     """A file is no trace or a damaged one, or traces do not belong together; the message says why."""
 
 
-class Memory:
-    """What traces may need together: their tables, and of their events what is kept."""
-
-    def __init__(self, allowed: int | None = None) -> None:
-        """`allowed`: bytes; None for half of the memory that is free on this host."""
-        self._allowed = self.left = allowed_memory() if allowed is None else allowed
-
-    def take(self, size: int, path: Path | str) -> None:
-        """Counts bytes that the trace `path` needs. Raises `TraceError` when they are too many."""
-        self.left -= size
-        if self.left < 0:
-            raise TraceError(
-                f"{path} needs more than the {self._allowed >> 20} MiB that traces may use together; give"
-                " fewer ranks at once, or allow more by --memory"
-            )
-
-    def give_back(self, size: int) -> None:
-        self.left += size
-
-
-def needed(text: bytes | bytearray | Raw) -> int:
-    """Returns the bytes that the values of a JSON text need at most."""
-    data = bytes(text) if isinstance(text, Raw) else text
-    return 2 * len(data) + sum(size * data.count(mark) for mark, size in _NEEDED.items())
-
-
 def _why(error: BaseException) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else repr(error)[:300]
 
@@ -159,7 +131,7 @@ class Reader:
         counted in `memory` until `forget` is called.
         """
         self._facts = facts
-        self._memory = Memory() if memory is None else memory
+        self._memory = Memory(None, TraceError) if memory is None else memory
         self._taken = 0
         self.path = Path(path)
         self.tail: dict[str, Any] = {}
@@ -232,7 +204,7 @@ class Reader:
 
     def _read_head(self) -> dict[str, Any]:
         at = tries = 0
-        longest = min(_LONGEST_HEAD, max(self._memory.left, _BLOCK))
+        longest = min(_LONGEST_HEAD, max(self._memory.left // 3, _BLOCK))  # decoding takes two copies
         while self._more():
             if at == 0:
                 start = self._buffer[:_BLOCK].lstrip(_SPACE)[:1]
@@ -262,7 +234,7 @@ class Reader:
     def _decoded(self, parts: dict[str, Raw]) -> dict[str, Any]:
         if not self._facts:
             return {}
-        size = sum(map(needed, parts.values()))
+        size = sum(needed_by_json(bytes(part)) for part in parts.values())
         self._memory.take(size, self.path)
         self._taken += size
         return {key: msgspec.json.decode(value) for key, value in parts.items()}
@@ -283,6 +255,7 @@ class Reader:
 
     def _whole(self, decoder: Decoder[list[Decoded]]) -> list[Decoded]:
         """Decodes the events that are complete in the buffer, and removes them from it."""
+        self._check_events(self._buffer)
         low = max(0, len(self._buffer) - (_BLOCK // 4))
         for cut in reversed([m.start() + 1 for m in _BETWEEN.finditer(self._buffer, low)][-64:]):
             # A list that is not cut exactly between two elements does not decode.
@@ -296,17 +269,24 @@ class Reader:
             return found
         return []
 
+    def _check_events(self, text: bytes | bytearray | Raw) -> None:
+        """Raises `TraceError` if decoding unusually long events needs too much memory."""
+        if len(text) > _USUAL:
+            self._memory.check(needed_by_json(bytes(text)), self.path)
+
     def _last(self, decoder: Decoder[list[Decoded]]) -> list[Decoded]:
         try:
             if self._bare:
                 text = bytes(self._buffer.rstrip(_SPACE))
                 if not text.endswith(b"]"):  # the format allows the closing bracket to be missing
                     text = text.removesuffix(b",") + b"]"
+                self._check_events(text)
                 return decoder.decode(b"[" + text)
             parts = _parts.decode(b'{"traceEvents":[' + self._buffer)
-            found = decoder.decode(parts.pop("traceEvents"))
+            self._check_events(events := parts.pop("traceEvents"))
+            found = decoder.decode(events)
             self.tail = self._decoded(parts)
-        except msgspec.ValidationError:
+        except (TraceError, msgspec.ValidationError):
             raise
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self.broken(f"it ends in the middle, or is damaged there ({error})") from None

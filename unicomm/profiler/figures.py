@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.memory import Memory
 from unicomm.flight_recorder.table.clocks import grouped_median
 from unicomm.flight_recorder.table.table import Column
 from unicomm.flight_recorder.texts import format_ranks
 
 from .alignment import align, remarks
-from .chrome import Memory, Progress, Reader, TraceError, all_nanoseconds
+from .chrome import Progress, Reader, TraceError, all_nanoseconds
 from .operation_columns import Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
 from .trace_table import REPLAY
 
@@ -180,7 +181,7 @@ def report(
     files: list[TraceFile] = []
     busy: dict[int, _Busy] = {}
     no_trace: list[TraceError] = []
-    room = Memory(memory)
+    room = Memory(memory, TraceError)
     traces = any(p.is_file() and _is_trace(p, no_trace, room) for p in paths)
     if traces:
         files, found = load_traces(paths, room)

@@ -16,8 +16,10 @@ from typing import Protocol
 
 from msgspec import UNSET
 
+from unicomm.flight_recorder.memory import Memory
+
 from .alignment import align, remarks
-from .chrome import TYPED, Memory, Progress, Reader, TraceError, TraceEvent, replacing
+from .chrome import TYPED, Progress, Reader, TraceError, TraceEvent, replacing
 from .merged_slices import RankRows, Slices, flows, slices, tracks
 from .operation_columns import Joined, Operations, TraceFile, join, load_traces
 from .records import PREFIX
@@ -81,7 +83,7 @@ def merge(
     if target.is_dir():
         raise TraceError(f"{target} is a folder; choose another name for the output")
     make = _sink(kind)
-    room = Memory(memory)
+    room = Memory(memory, TraceError)
     files, found = load_traces(paths, room)
     clocks = align(found)
     joined = join(found, clocks.offsets)

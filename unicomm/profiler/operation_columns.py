@@ -15,13 +15,14 @@ import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind, item_size
 from unicomm.flight_recorder.formats.operation_names import kind as kind_of
+from unicomm.flight_recorder.memory import Memory
 from unicomm.flight_recorder.ring import reader as ring
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table import clocks
 from unicomm.flight_recorder.table.table import Column, Table
 from unicomm.flight_recorder.texts import printable, tell_apart
 
-from .chrome import NOTHING, Memory, Reader, TraceError, base_of
+from .chrome import NOTHING, Reader, TraceError, base_of
 from .trace_table import KEY, REPLAY, TraceTable, read
 
 _KEPT = 160  # bytes of a row in `Operations`
@@ -261,7 +262,7 @@ def load_traces(paths: Sequence[Path], memory: Memory | None = None) -> tuple[li
 
     Raises `TraceError`, also when the traces need more than `memory`.
     """
-    memory = Memory() if memory is None else memory
+    memory = Memory(None, TraceError) if memory is None else memory
     if not paths:
         raise TraceError("no traces given")
     files: list[TraceFile] = []

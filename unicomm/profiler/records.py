@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unicomm.flight_recorder.memory import Memory
 from unicomm.flight_recorder.ring.reader import STATES
 
-from .chrome import EXACT, Memory, Reader, TraceError, base_of, nanoseconds
+from .chrome import EXACT, Reader, TraceError, base_of, nanoseconds
 from .trace_table import KEY, Group, TraceTable, read
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def read_events(path: Path | str, memory: int | None = None) -> list[CommEvent]:
 
     `memory`: bytes that the trace may need; half of the free memory if None.
     """
-    room = Memory(memory)
+    room = Memory(memory, TraceError)
     table: Any = None
     seen: list[_Seen] = []
     frames: dict[int, list[tuple[int, int, str]]] = {}

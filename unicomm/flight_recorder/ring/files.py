@@ -96,14 +96,15 @@ def read_file(
 ) -> bytes:
     """Returns `size` bytes of a file from `at` on, by default all that it has now; see `open_file`."""
     descriptor, info = open_file(path, owners, most)
-    try:
+    with open(descriptor, "rb", buffering=0) as file:
+        file.seek(at)
         left = max(0, info.st_size - at)
-        buffer = bytearray(left if size < 0 else min(left, size))
-        os.lseek(descriptor, at, os.SEEK_SET)
-        del buffer[read_into(descriptor, memoryview(buffer)) :]
-    finally:
-        os.close(descriptor)
-    return bytes(buffer)
+        left = left if size < 0 else min(left, size)
+        pieces: list[bytes] = []
+        while left and (piece := file.read(left)):
+            pieces.append(piece)
+            left -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def rewrite_own(path: Path, text: str, append: bool = False) -> None:

@@ -98,6 +98,8 @@ _MOST_HOST = 255
 _MOST_MEMBERS = 1 << 24  # of all communicators together: 1000 of 16 384 ranks
 _MOST_RECORDS = 1 << 24
 _LATEST = (1 << 63) - 1  # ns, in a column of times
+# Bytes that reading a communicator, a frame, a record, and a byte of text need at most.
+_NEEDED_COMM, _NEEDED_FRAME, _NEEDED_RECORD, _NEEDED_TEXT = 1200, 400, 400, 8
 
 
 class State(enum.IntEnum):
@@ -437,6 +439,22 @@ def ring_head(data: bytes) -> tuple[int, int] | None:
         return None
     head = np.frombuffer(data, HEADER, 1)[0]
     return int(head["rank"]), min(int(head["rec_cap"]), int(head["rec_next"]), _MOST_RECORDS)
+
+
+def needed_by_ring(head: bytes, size: int) -> int:
+    """Returns the bytes that reading a ring of `size` bytes needs at most, from its first bytes."""
+    if len(head) < HEADER.itemsize:
+        return 0
+    fields = np.frombuffer(head, HEADER, 1)[0]
+
+    def count(cap: str, used: str, each: int) -> int:
+        return min(int(fields[cap]), int(fields[used]), size // each)
+
+    texts = min(int(fields["heap_cap"]), size)
+    made = _NEEDED_COMM * count("comm_cap", "comm_count", COMM.itemsize)
+    made += _NEEDED_FRAME * count("frame_cap", "frame_count", FRAME.itemsize)
+    made += _NEEDED_RECORD * count("rec_cap", "rec_next", RECORD.itemsize)
+    return 2 * size + _NEEDED_TEXT * texts + made
 
 
 def read_ring(source: Path | str | bytes, owners: Collection[int] | None = None) -> Ring:

@@ -15,7 +15,7 @@ from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns,
 from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
 from unicomm.flight_recorder.ring.call_path import frame_in
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, State
-from unicomm.flight_recorder.texts import MOST_RANKS, format_ranks, parse_ranks, printable
+from unicomm.flight_recorder.texts import MOST_RANKS, format_ranks, parse_ranks, printable, rank_ranges
 
 from .checksums import Checksums
 from .coalesced import merge_coalesced
@@ -129,6 +129,8 @@ class TableBuilder(RingTableBuilder):
         """
         entry = entry if isinstance(entry, dict) else {}
         text = str(entry.get("ranks", unlisted))
+        members = _most_members(text)
+        self.check_members(members)
         uid = str(entry.get("unicomm_uid", ""))
         desc = "" if ours else str(entry.get("desc", ""))
         if uid:  # the group as a ring has it, so that rings and dumps of one job fit together
@@ -139,7 +141,7 @@ class TableBuilder(RingTableBuilder):
                 printable(name), printable(desc), printable(uid), np.asarray(_rank_list(text), np.int32), ""
             )
 
-        return self.group_index((uid or name, text), make)
+        return self.group_index((uid or name, text), members, make)
 
     def _dump_calls(
         self, c: DumpColumns, parsed: list[tuple[str, str, int, int]], group: Column
@@ -247,7 +249,19 @@ def _elements(shapes: Shapes) -> int:
     return max(-1, min(sum(map(math.prod, shapes)), 1 << 62))
 
 
-@lru_cache(maxsize=1024)  # a job has as many dumps with the same list as it has ranks
+# A job has as many dumps with the same list as it has ranks. The texts are kept, so they must not be many.
+@lru_cache(maxsize=128)
+def _most_members(text: str) -> int:
+    """Returns how many ranks `_rank_list` reads in a text at most."""
+    if text.lstrip().startswith("["):
+        return text.count(",") + text.count("[")
+    try:
+        return sum(map(len, rank_ranges(text, MOST_RANKS)))
+    except ValueError:
+        return 0
+
+
+@lru_cache(maxsize=128)
 def _as_in_rings(text: str) -> str:
     return format_ranks(_rank_list(text))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import numpy as np
 
 from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats.dump_columns import DumpColumns, DumpError, from_dump
+from unicomm.flight_recorder.memory import Memory, TooMuchMemoryError, needed_by_json
 from unicomm.flight_recorder.ring.endings import SUFFIXES as SIDE_FILES
 from unicomm.flight_recorder.ring.endings import EndingError
 from unicomm.flight_recorder.ring.files import (
@@ -30,17 +32,22 @@ from unicomm.flight_recorder.ring.files import (
 )
 from unicomm.flight_recorder.ring.folder import rings_folder
 from unicomm.flight_recorder.ring.newest_job import newest_job
-from unicomm.flight_recorder.ring.reader import MAGIC, InputRemark, Ring, RingError, ring_head
+from unicomm.flight_recorder.ring.reader import MAGIC, InputRemark, Ring, RingError, needed_by_ring, ring_head
 from unicomm.flight_recorder.texts import MOST_RANKS
 
-from .archives import Input, Unpacker, allowed_memory, kind_of_archive
+from .archives import HEAD, Input, Unpacker, kind_of_archive
 from .builder import TableBuilder
 from .table import Table
 
 Progress = Callable[[int, int], None]
 
 _THREADS = 2  # the native parser of pickles runs in parallel with the interpreter
-_MOST_BYTES = 4 << 30  # of one member of an archive
+_AHEAD = 4 * _THREADS  # inputs that are read before they are added
+# Of the memory that is left, the inputs that are read ahead may need a quarter together. One that needs more
+# than its share of that is read alone and may need half. What an input adds to the table may need a quarter.
+_SHARE, _ALONE = 4 * (_AHEAD + 2), 2
+_NEEDED_DUMP = 8192  # bytes of a dump in a list of several, beside its entries
+_ENDING = 8  # bytes in memory for each of an ending file
 _RANK_IN_NAME = re.compile(r"rank[_\-. =]?(\d{1,7})", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,7}")
 # Suffixes of files that often lie beside dumps; such a file is skipped without a remark if it is not a dump.
@@ -80,8 +87,8 @@ class _Buffers:
     def __init__(self) -> None:
         self._free: SimpleQueue[bytearray] = SimpleQueue()
 
-    def read(self, path: Path, owners: Collection[int] | None) -> memoryview:
-        descriptor, info = open_file(path, owners)
+    def read(self, path: Path, owners: Collection[int] | None, most: int) -> memoryview:
+        descriptor, info = open_file(path, owners, most)
         try:
             return self._read(descriptor, info.st_size)
         finally:
@@ -122,7 +129,7 @@ def load(
     paths: Iterable[Path | str],
     progress: Progress | None = None,
     named: bool = True,
-    memory: int | None = None,
+    memory: int | Memory | None = None,
 ) -> Table:
     """Reads all rings and dumps under `paths` into one table.
 
@@ -132,13 +139,15 @@ def load(
         progress: called with the number of files read and the number of all files.
         named: whether the user has named the paths. Else files must be no links, and must belong to this user
             or to the owner of their folder.
-        memory: the bytes that unpacked archives may need together; half of the free memory if None.
+        memory: the bytes that reading and analyzing may need, unpacked archives included; half of the free
+            memory if None; a `Memory` for what several tables may need together.
 
     Raises nothing for damaged input: `Table.remarks` lists what could not be read. The table has no sources
     if nothing could be read.
     """
-    builder = TableBuilder()
-    unpacker = Unpacker(allowed_memory() if memory is None else memory, builder.remarks)
+    room = memory if isinstance(memory, Memory) else Memory(memory)
+    builder = TableBuilder(room)
+    unpacker = Unpacker(room, builder.remarks)
     inputs = list(_inputs(paths, unpacker, named))
     dumps = [i.path for i in inputs if not i.head.startswith(MAGIC) and not i.path.endswith(SIDE_FILES)]
     ranks = _ranks_by_name(dumps)
@@ -149,25 +158,27 @@ def load(
     builder.reserve(sum(records for _, records in heads.values()))
     buffers = _Buffers()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for at, (one, data) in enumerate(_ahead(pool, inputs, buffers)):
-            parsed = _opened(one, data)
+        for at, (one, data) in enumerate(_ahead(pool, inputs, buffers, room)):
             if progress is not None and at % 16 == 0:
                 progress(at, len(inputs))
+            decoded = room.left * 3 // 4  # what is read and not yet added
+            room.take(decoded)
+            parsed = _opened(one, data)
             if isinstance(parsed, InputRemark):
                 builder.remarks.append(parsed)
-            elif isinstance(parsed, bytes):
-                _add_ending(builder, one, parsed)
             else:
-                _add(builder, one.path, parsed, ranks.get(one.path, -1))
-                del parsed
+                _add(builder, one, parsed, ranks.get(one.path, -1))
+            del parsed
+            room.give_back(decoded)
             buffers.give_back(data)
+            del data
     if progress is not None:
         progress(len(inputs), len(inputs))
     return builder.finish()
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, inputs: list[Input], buffers: _Buffers
+    pool: ThreadPoolExecutor, inputs: list[Input], buffers: _Buffers, room: Memory
 ) -> Iterator[tuple[Input, _Parsed]]:
     """Yields each input with its content, in order.
 
@@ -175,35 +186,42 @@ def _ahead(
     """
     running: deque[tuple[Input, Future[_Parsed]]] = deque()
     for one in inputs:
-        running.append((one, pool.submit(_parse, one, buffers)))
-        if len(running) > 4 * _THREADS:
-            first, future = running.popleft()
-            yield first, future.result()
+        running.append((one, pool.submit(_parse, one, buffers, room, room.left // _SHARE)))
+        if len(running) > _AHEAD:
+            yield _in_turn(*running.popleft(), room)
     while running:
-        first, future = running.popleft()
-        yield first, future.result()
+        yield _in_turn(*running.popleft(), room)
 
 
-def _add(builder: TableBuilder, path: str, parsed: Ring | list[_Dump], named: int) -> None:
-    """Adds a ring or dumps. What cannot be added, because its numbers contradict each other, is a remark."""
+def _in_turn(one: Input, future: Future[_Parsed], room: Memory) -> tuple[Input, _Parsed]:
+    """Returns an input with its content. One that needs more than its share is read here, in its turn."""
+    with contextlib.suppress(TooMuchMemoryError):
+        return one, future.result()
+    try:
+        return one, _parse(one, None, room, room.left // _ALONE)
+    except TooMuchMemoryError as error:
+        return one, InputRemark(one.path, str(error))
+
+
+def _add(builder: TableBuilder, one: Input, parsed: Ring | list[_Dump] | bytes, named: int) -> None:
+    """Adds what was read. What cannot be added, because its numbers contradict each other, is a remark."""
     before = len(builder.sources)
     try:
-        if isinstance(parsed, Ring):
+        if isinstance(parsed, bytes):
+            builder.memory.take(_ENDING * len(parsed))
+            builder.endings.add(one.path, parsed, int(one.newest * 1e9))
+        elif isinstance(parsed, Ring):
             builder.add_ring(parsed)
         else:
             for dump in parsed:
                 _add_dump(builder, dump, named if len(parsed) == 1 else -1)
+        return
+    except (EndingError, TooMuchMemoryError) as error:
+        message = str(error)
     except (ArithmeticError, LookupError, TypeError, ValueError, MemoryError, RecursionError) as error:
-        builder.drop_sources(before)
         message = f"the file is damaged: {str(error)[:200] or type(error).__name__}"
-        builder.remarks.append(InputRemark(path, message))
-
-
-def _add_ending(builder: TableBuilder, one: Input, data: bytes) -> None:
-    try:
-        builder.endings.add(one.path, data, int(one.newest * 1e9))
-    except EndingError as error:
-        builder.remarks.append(InputRemark(one.path, str(error)))
+    builder.drop_sources(before)
+    builder.remarks.append(InputRemark(one.path, message))
 
 
 def _opened(one: Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | bytes:
@@ -246,14 +264,16 @@ def _file(path: Path, unpacker: Unpacker, owners: Collection[int] | None) -> Ite
         most = MOST_SIDE_BYTES if path.suffix in SIDE_FILES else MOST_BYTES
         descriptor, info = open_file(path, owners, most)
         with open(descriptor, "rb") as file:
-            head = file.read(512)
+            head = file.read(HEAD)
     except OSError as error:
         if not ignored:
             unpacker.remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
         return
     if ignored and not _looks_like_a_dump(head):
         return
-    one = Input(str(path), lambda: read_file(path, owners, most), head, info.st_mtime, path, owners)
+    one = Input(
+        str(path), lambda: read_file(path, owners, most), info.st_size, head, info.st_mtime, path, owners
+    )
     if kind_of_archive(one) is None:
         yield one
         return
@@ -274,20 +294,26 @@ def _looks_like_a_dump(head: bytes) -> bool:
 # --- parsing ------------------------------------------------------------------------------------------
 
 
-def _parse(one: Input, buffers: _Buffers) -> _Parsed:
+def _parse(one: Input, buffers: _Buffers | None, room: Memory, most: int) -> _Parsed:
+    """Reads an input, which may need `most` bytes until it is added. Raises `TooMuchMemoryError`.
+
+    `buffers` are for rings; None for one that needs a large buffer, which is not kept.
+    """
     try:
         if one.path.endswith(SIDE_FILES):
-            return one.read()
+            return _text(one, room, most)
         if not one.head:
             raise DumpError("the file is empty")
         if one.head.startswith(MAGIC):
-            return one.read() if one.file is None else buffers.read(one.file, one.owners)
+            if needed_by_ring(one.head, one.size) > most:
+                raise room.too_much()
+            if one.file is None or buffers is None:
+                return one.read()
+            return buffers.read(one.file, one.owners, most)
         if one.head[:1] == b"\x80":
-            from unicomm.flight_recorder.formats import pickles  # loads the native core
-
-            return [_Dump(one.path, "torch pickle", {}, pickles.read(one.read()))]
+            return [_Dump(one.path, "torch pickle", {}, _unpickled(one, room, most))]
         if one.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-            return _json(one)
+            return _json(one, room, most)
         raise DumpError("neither a ring nor a pickle nor JSON, so not a dump")
     except DumpError as error:
         return InputRemark(one.path, str(error))
@@ -297,19 +323,40 @@ def _parse(one: Input, buffers: _Buffers) -> _Parsed:
         return InputRemark(one.path, f"cannot be read: {error or type(error).__name__}")
 
 
-def _json(one: Input) -> list[_Dump]:
+def _unpickled(one: Input, room: Memory, most: int) -> DumpColumns:
+    from unicomm.flight_recorder.formats import pickles  # loads the native core
+
+    if one.size <= most:
+        with contextlib.suppress(MemoryError):
+            return pickles.read(one.read(), most - one.size)
+    raise room.too_much()
+
+
+def _text(one: Input, room: Memory, most: int) -> bytes:
+    """Reads a JSON text, if decoding it needs no more than `most` bytes."""
+    if one.size > most or needed_by_json(text := one.read()) > most:
+        raise room.too_much()
+    return text
+
+
+def _json(one: Input, room: Memory, most: int) -> list[_Dump]:
+    text = _text(one, room, most)
     try:
-        data = json.loads(one.read())
+        data = json.loads(text)
     except ValueError as error:
         raise DumpError(f"the JSON is malformed: {error}") from None
     except RecursionError:
         raise DumpError("the JSON is nested too deeply") from None
+    several: list[tuple[dict[str, Any], Any]]
     if isinstance(data, dict) and isinstance(data.get("processes"), list):  # `unicomm trace show --json`
-        several = [p for p in data["processes"] if isinstance(p, dict)]
-        return [_Dump(f"{one.path}#{i}", "JSON", p, from_dump(p.get("trace"))) for i, p in enumerate(several)]
-    if isinstance(data, list):
-        return [_Dump(f"{one.path}#{i}", "JSON", {}, from_dump(d)) for i, d in enumerate(data)]
-    return [_Dump(one.path, "JSON", {}, from_dump(data))]
+        several = [(p, p.get("trace")) for p in data["processes"] if isinstance(p, dict)]
+    elif isinstance(data, list):
+        several = [({}, dump) for dump in data]
+    else:
+        return [_Dump(one.path, "JSON", {}, from_dump(data))]
+    if len(several) * _NEEDED_DUMP > most:
+        raise room.too_much()
+    return [_Dump(f"{one.path}#{i}", "JSON", p, from_dump(dump)) for i, (p, dump) in enumerate(several)]
 
 
 # --- the rank of a dump -------------------------------------------------------------------------------

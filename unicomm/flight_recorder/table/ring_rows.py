@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.formats import operation_names as names
+from unicomm.flight_recorder.memory import Memory
 from unicomm.flight_recorder.ring.reader import (
     ASYNC,
     BATCH,
@@ -60,8 +61,8 @@ _WORDS = tuple(
 class RingTableBuilder(TableStore):
     """A TableStore to which rings can be added."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, memory: Memory | None = None) -> None:
+        super().__init__(memory)
         # a program's hashes of calls -> calls, see _ring_calls
         self._known: dict[str, tuple[Column, Column]] = {}
 
@@ -107,7 +108,7 @@ class RingTableBuilder(TableStore):
         def make() -> Group:
             return Group(comm.name, "", comm.uid, np.asarray(comm.ranks, np.int32), comm.backend)
 
-        return self.group_index((comm.uid or comm.name, comm.ranks_text), make)
+        return self.group_index((comm.uid or comm.name, comm.ranks_text), max(comm.size, 0), make)
 
     def _add_ring_rank(
         self, ring: Ring, source: Source, records: Column, groups: Column, comms: Sequence[Comm]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from unicomm.flight_recorder.ring.call_path import CallPath
+from unicomm.flight_recorder.memory import Memory
+from unicomm.flight_recorder.ring.call_path import CallPath, Frame
 from unicomm.flight_recorder.ring.endings import Ending, EndingFiles
 from unicomm.flight_recorder.ring.reader import InputRemark, State
 from unicomm.flight_recorder.texts import MOST_RANKS, tell_apart
@@ -39,19 +41,37 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 _COPIES_AHEAD = 8
-_MOST_MEMBERS = 1 << 26  # of all groups: 4096 of 16 384 ranks, which take 256 MiB
+_LONG = 1024  # members of a group for which a check costs less than a list
+_MOST_MEMBERS = 1 << 26  # of all groups: 4096 of 16 384 ranks
+# Bytes that a table and its analysis need at most: for a row; a member of a group; a rank that is a member of
+# any; each rank up to the highest; a group or source; the use of a group by a source; the place of a value in
+# a dictionary; a frame without its texts.
+_ROW, _MEMBER, _NAMED, _RANK, _GROUP, _USE, _PLACE, _FRAME = 192, 48, 256, 16, 2048, 400, 120, 200
+
+
+def _size(value: Any) -> int:
+    """Returns the bytes of a text, a number, a frame, or a tuple of these."""
+    if isinstance(value, tuple):
+        return sys.getsizeof(value) + sum(map(_size, value))
+    if isinstance(value, Frame):
+        return _FRAME + sys.getsizeof(value.function) + sys.getsizeof(value.file)
+    return sys.getsizeof(value)
 
 
 class Interner(Generic[T]):
     """Numbers values in the order of their first appearance."""
 
-    def __init__(self, *first: T) -> None:
-        self.table: dict[T, int] = {}
-        for value in first:
-            self(value)
+    def __init__(self, *first: T, memory: Memory | None = None) -> None:
+        """`memory`: where the values are counted; None for values that are counted elsewhere."""
+        self._memory = memory
+        self.table: dict[T, int] = {value: number for number, value in enumerate(first)}
 
     def __call__(self, value: T) -> int:
-        return self.table.setdefault(value, len(self.table))
+        new = len(self.table)
+        number = self.table.setdefault(value, new)
+        if number == new and self._memory is not None:
+            self._memory.take(_PLACE + _size(value))
+        return number
 
     @property
     def values(self) -> list[T]:
@@ -110,17 +130,21 @@ class TableStore:
     A second source of a rank becomes a remark, and its rows are left out. (`load` adds the newest first.)
     """
 
-    def __init__(self) -> None:
-        self.ops = Interner("")
-        self.reductions = Interner("")
-        self.dtypes = Interner("")
-        self.shapes: Interner[Shapes] = Interner(())
-        self.stacks: Interner[CallPath] = Interner(())
-        self.threads = Interner("")
-        self.calls: Interner[tuple[int, ...]] = Interner()
+    def __init__(self, memory: Memory | None = None) -> None:
+        """`memory`: where the table, and what analyzing it needs, is counted; None if it is not bounded."""
+        self.memory = memory = Memory(sys.maxsize) if memory is None else memory
+        self.ops = Interner("", memory=memory)
+        self.reductions = Interner("", memory=memory)
+        self.dtypes = Interner("", memory=memory)
+        self.shapes: Interner[Shapes] = Interner((), memory=memory)
+        self.stacks: Interner[CallPath] = Interner((), memory=memory)
+        self.threads = Interner("", memory=memory)
+        self.calls: Interner[tuple[int, ...]] = Interner(memory=memory)
         self.groups: dict[tuple[str, str], int] = {}
         self.group_list: list[Group] = []
         self._members = 0  # of all groups
+        self._highest = -1  # the highest rank of any group or source
+        self._by_rank = 0  # bytes that are counted for what an analysis keeps by rank
         self.sources: list[Source] = []
         self._rows = _Rows()
         self._checksums: list[tuple[Source, Checksums]] = []
@@ -128,19 +152,35 @@ class TableStore:
         self.remarks: list[InputRemark] = []
         self.endings = EndingFiles()
 
-    def group_index(self, key: tuple[str, str], make: Callable[[], Group]) -> int:
+    def group_index(self, key: tuple[str, str], members: int, make: Callable[[], Group]) -> int:
         """Returns the index of the group under (identity, text of its ranks); `make` makes a new one.
 
-        Raises `ValueError` when the groups have more members than any job's.
+        `members`: how many a new one has at most. Raises `ValueError` when the groups have more members than
+        any job's, `TooMuchMemoryError` before it makes a group that needs too much.
         """
         if key not in self.groups:
             if self._members > _MOST_MEMBERS:
                 raise ValueError(f"the groups of all files together have more than {_MOST_MEMBERS} members")
+            self.memory.take(_GROUP + sum(map(_size, key)) + members * _MEMBER)
             group = make()
             self._members += len(group.ranks)
+            self._count_ranks(int(group.ranks.max()) if len(group.ranks) else -1)
             self.groups[key] = len(self.group_list)
             self.group_list.append(group)
         return self.groups[key]
+
+    def check_members(self, count: int) -> None:
+        """Raises `TooMuchMemoryError` if there is no memory for a list of so many ranks."""
+        self.memory.check(count * _MEMBER)
+
+    def _count_ranks(self, highest: int) -> None:
+        """Counts what an analysis keeps by rank, with `highest` and the members of all groups."""
+        self._highest = max(self._highest, highest)
+        named = min(self._members + len(self.sources), self._highest + 1)
+        size = named * _NAMED + (self._highest + 1) * _RANK
+        if size > self._by_rank:
+            self.memory.take(size - self._by_rank)
+            self._by_rank = size
 
     def in_job(self, group: Column, inside: Column) -> Column:
         """Converts ranks in their groups to ranks in the job; a rank out of range becomes -1."""
@@ -168,6 +208,8 @@ class TableStore:
                 return False  # a copy of the same ring, as `unicomm run` makes when a rank fails
             message = f"rank {source.rank} has another file, {self.taken[source.rank]}: this one was left out"
         else:
+            self._count_ranks(source.rank)
+            self.memory.take(_GROUP + _USE * len(source.members))
             self.taken[source.rank] = source.path
             self.sources.append(source)
             return True
@@ -181,13 +223,14 @@ class TableStore:
         del self.sources[keep:]
 
     def reserve(self, rows: int) -> None:
-        """Makes room for `rows` rows in total."""
-        self._rows.reserve(rows)
+        """Makes room for `rows` rows in total, at most for those that there is memory for."""
+        self._rows.reserve(min(rows, self.memory.left // _ROW))
 
     def put(
         self, source: Source, out: dict[str, Column], collective: Column, checksums: Checksums | None = None
     ) -> None:
         """Appends the rows of a source, and notes in it its first and newest collectives of each group."""
+        self.memory.take(_ROW * len(out["rank"]))
         if checksums is not None:
             self._checksums.append((source, checksums))
         here = self._rows.append(out)
@@ -291,10 +334,20 @@ def _name_groups(table: Table) -> None:
         else:
             group.desc = "" if group.desc == _UNDESCRIBED else group.desc
             names.append(group.desc or group.name)
-    members = [group.ranks.tolist() for group in groups]
+    members = [_as_sequence(group.ranks) for group in groups]
     backends = [group.backend for group in groups]
     for group, name in zip(groups, tell_apart(list(zip(names, members, backends, strict=True))), strict=True):
         group.name = name
+
+
+def _as_sequence(ranks: Column) -> Sequence[int]:
+    """Returns ranks as a range if they are many and are one, which needs no memory for each."""
+    if len(ranks) > _LONG:
+        step = int(ranks[1]) - int(ranks[0])
+        if step > 0 and (np.diff(ranks) == step).all():
+            return range(int(ranks[0]), int(ranks[-1]) + 1, step)
+    found: list[int] = ranks.tolist()
+    return found
 
 
 def unite(table: Table, identities: list[str]) -> None:

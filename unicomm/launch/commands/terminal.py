@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: The option --memory of the commands that read archives and traces; see `in_bytes`.
+#: The option --memory of the commands that read dumps, archives and traces; see `in_bytes`.
 Gigabytes = Annotated[
     float | None,
     typer.Option(
         "--memory",
         min=0,
-        help="GiB that unpacked archives, or traces, may need; default: half of the free memory",
+        help="GiB that reading and analyzing may need together; default: half of the free memory",
     ),
 ]
 GOOD, FOUND, UNUSABLE = 0, 1, 2  # exit codes: all good, a remark, nothing that could be read

@@ -28,15 +28,17 @@ def diff(
     from rich.text import Text
 
     from unicomm.flight_recorder.analysis.diff import compare
+    from unicomm.flight_recorder.memory import Memory
     from unicomm.flight_recorder.reports.diff_text import render
     from unicomm.flight_recorder.table.load import load
     from unicomm.flight_recorder.texts import printable
 
     errors = Console(stderr=True)
     tables = []
+    room = Memory(in_bytes(memory))
     for path in (a, b):
         with errors.status(Text(printable(f"reading {path}"))):
-            table = load([path], memory=in_bytes(memory))
+            table = load([path], memory=room)
         if not table.sources:
             print_unreadable(errors, table.remarks)
             print_line(errors, f"no dump or ring in {path}")
