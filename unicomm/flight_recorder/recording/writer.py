@@ -21,9 +21,11 @@ from unicomm import _core
 from unicomm.flight_recorder.ring.call_path import TORCH_WRAPPERS, WRAPPERS
 from unicomm.flight_recorder.ring.folder import (
     FolderError,
+    OpenFolderError,
     boot_id,
     clean,
     pid_namespace,
+    private_folder,
     ring_name,
     rings_folder,
 )
@@ -83,6 +85,18 @@ def _meta(names: Mapping[str, Any]) -> str:
     return json.dumps(facts)
 
 
+def _usable_folder() -> Path:
+    """The folder for this process's ring. Raises `FolderError` when none is usable."""
+    try:
+        return rings_folder()
+    except OpenFolderError as error:
+        folder = private_folder()
+        warnings.warn(
+            f"unicomm's flight recorder keeps its ring in {folder}: {error}", RuntimeWarning, stacklevel=4
+        )
+        return folder
+
+
 def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recorder:
     """Returns this process's recorder; the first call creates it.
 
@@ -90,8 +104,9 @@ def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recor
         names: names for the numbers in records: {"ops": ..., "dtypes": ..., "reductions": ...}.
         rank, world: the process's rank in the job and the job's size; rank -1 without a job.
 
-    Raises `ValueError` when UNICOMM_TRACE_KEEP or UNICOMM_TRACE_RECORDS is malformed. When no file can be
-    created, the ring is kept in memory, and a warning says so.
+    Raises `ValueError` when UNICOMM_TRACE_KEEP or UNICOMM_TRACE_RECORDS is malformed. When every user may
+    remove what is in UNICOMM_TRACE_DIR, the ring is in the private folder; when no file can be created, it is
+    kept in memory. A warning says so.
     """
     global _recorder, _keep, _pid
     with _lock:
@@ -100,7 +115,7 @@ def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recor
         _keep, records = _settings()
         meta = _meta(names)
         try:
-            folder = rings_folder()
+            folder = _usable_folder()
             clean(folder)
             path = folder / ending.begin(folder, rank)
             if path.exists():  # of an earlier recorder of this process

@@ -35,11 +35,14 @@ def trusted_owners(folder: Path) -> frozenset[int]:
     """The users whose files in a folder for rings are read: this user and the owner of the folder.
 
     The folder's owner could replace any file in it. Files on network drives may belong to another user than
-    the process that wrote them, and so does the folder then.
+    the process that wrote them, and so does the folder then. But where every user may replace the folder
+    itself, because of a folder above it, its owner may be anybody, unless it is root.
     """
     owners = {os.geteuid()}
     with contextlib.suppress(OSError):
-        owners.add(folder.stat().st_uid)
+        owner = folder.stat().st_uid
+        if owner == 0 or (owner not in owners and not any(map(anyone_may_remove, folder.resolve().parents))):
+            owners.add(owner)
     return frozenset(owners)
 
 
@@ -130,3 +133,12 @@ def create_own(path: Path | str, flags: int = os.O_WRONLY) -> int:
 def others_may_write(folder: Path) -> bool:
     """Whether users other than the owner may put files into a folder. Raises `OSError`."""
     return bool(folder.stat().st_mode & 0o022)
+
+
+def anyone_may_remove(folder: Path) -> bool:
+    """Whether every user may remove and replace whatever is in a folder. Raises `OSError`.
+
+    With the sticky bit, as in /tmp, only the owner of a file may.
+    """
+    mode = folder.stat().st_mode
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX

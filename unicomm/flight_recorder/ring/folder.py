@@ -9,13 +9,14 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import socket
 import stat
 import tempfile
 import time
 from pathlib import Path
 
-from .files import ANYONE, read_file, trusted_owners
+from .files import ANYONE, anyone_may_remove, read_file, trusted_owners
 
 SUFFIX = ".ucring"
 _MAGIC = b"UCRING01"
@@ -24,6 +25,10 @@ _DAY = 86400.0
 
 class FolderError(OSError):
     """No folder for rings is usable; the message says why, and what to do."""
+
+
+class OpenFolderError(FolderError):
+    """Every user may remove and replace the files of the folder that the user has named for rings."""
 
 
 def _candidates() -> list[Path]:
@@ -58,19 +63,31 @@ def _private(path: Path) -> str:
 def rings_folder() -> Path:
     """Returns the folder for this user's rings, and creates it if it is missing.
 
-    The folder is `UNICOMM_TRACE_DIR` if that is set, else `private_folder()`. Raises `FolderError` when no
-    folder is usable.
+    The folder is `UNICOMM_TRACE_DIR` if that is set, else `private_folder()`. Raises `OpenFolderError` when
+    every user may remove what is in the given folder, `FolderError` when no folder is usable.
     """
     if given := os.environ.get("UNICOMM_TRACE_DIR"):
-        path = Path(given)
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise FolderError(
-                f"UNICOMM_TRACE_DIR={given}: {error}; name a folder that can be created"
-            ) from None
-        return path
+        return named_folder(Path(given), f"UNICOMM_TRACE_DIR={given}")
     return private_folder()
+
+
+def named_folder(path: Path, where: str) -> Path:
+    """Returns a folder that the user has named for rings, and creates it if it is missing.
+
+    `where`: how the user named it, for errors. Raises `OpenFolderError` when every user may remove what is in
+    it, `FolderError` when it cannot be created.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        refused = anyone_may_remove(path)
+    except OSError as error:
+        raise FolderError(f"{where}: {error}; name a folder that can be created") from None
+    if refused:
+        raise OpenFolderError(
+            f"{where}: every user may remove and replace files there, so rings in it could not be relied on;"
+            f" run `chmod o-w {shlex.quote(str(path))}`, or name another folder, such as a new one below it"
+        )
+    return path
 
 
 def private_folder() -> Path:

@@ -25,6 +25,7 @@ from unicomm.flight_recorder.ring.files import (
     ANYONE,
     MOST_BYTES,
     MOST_SIDE_BYTES,
+    anyone_may_remove,
     open_file,
     read_file,
     read_into,
@@ -249,12 +250,20 @@ def _inputs(paths: Iterable[Path | str], unpacker: Unpacker, named: bool) -> Ite
             files = [f for f in files if not f.name.startswith(".")]
             if not files:
                 remarks.append(InputRemark(str(path), "the folder is empty"))
+            elif named and _is_open(path):  # files of anybody are read there
+                remarks.append(InputRemark(str(path), "every user may remove and replace files here"))
             for file in files:
                 yield from _file(file, unpacker, ANYONE if named else trusted_owners(file.parent))
         elif path.exists():
             yield from _file(path, unpacker, None if named else trusted_owners(path.parent))
         else:
             remarks.append(InputRemark(str(path), "no such file or folder"))
+
+
+def _is_open(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return anyone_may_remove(folder)
+    return False
 
 
 def _file(path: Path, unpacker: Unpacker, owners: Collection[int] | None) -> Iterator[Input]:

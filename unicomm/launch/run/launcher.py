@@ -31,7 +31,7 @@ from unicomm.c10d.choice import CHOICE
 from unicomm.comms.errors import CommError
 from unicomm.flight_recorder import extras
 from unicomm.flight_recorder.analysis.verdict import Report
-from unicomm.flight_recorder.ring.folder import FolderError, private_folder
+from unicomm.flight_recorder.ring.folder import FolderError, named_folder, private_folder
 from unicomm.launch.exporter.exporter_process import LOOPBACK, ExporterProcess, listen
 from unicomm.launch.hub.hub_process import HubProcess
 from unicomm.launch.job_token import VARIABLE, TokenError, new_token, own_token, token_of_file
@@ -336,9 +336,12 @@ def _set_environment(options: argparse.Namespace) -> None:
 
 
 def _folder(options: argparse.Namespace) -> job_folder.JobFolder:
-    given = options.trace_dir or os.environ.get("UNICOMM_TRACE_DIR")
+    if options.trace_dir:
+        given, where = options.trace_dir, f"--trace-dir {options.trace_dir}"
+    elif given := os.environ.get("UNICOMM_TRACE_DIR"):
+        where = f"UNICOMM_TRACE_DIR={given}"
     if given:
-        return job_folder.JobFolder(Path(given).absolute())
+        return job_folder.JobFolder(named_folder(Path(given).absolute(), where))
     base = private_folder()
     job_folder.clean(base)
     return job_folder.JobFolder(base)
