@@ -11,7 +11,8 @@ import time
 import pytest
 
 from tests import ROOT
-from tests.backends.hosts.namespace_job import PORT, WITHIN, Job
+from tests.backends.hosts.between import BETWEEN
+from tests.backends.hosts.namespace_job import PORT, PROGRAMS, WITHIN, Job
 from tests.commands import run
 from tools import namespaces
 from unicomm.flight_recorder.table.load import load
@@ -26,11 +27,11 @@ pytestmark = [
 
 @pytest.fixture
 def job(tmp_path):
-    """`job(n)`: an empty job on n hosts."""
+    """`job(n)`: an empty job on n hosts, which have no IPv4 between them with `only_ipv6`."""
     opened = []
 
-    def make(n):
-        hosts = namespaces.Namespaces(n)
+    def make(n, only_ipv6=False):
+        hosts = namespaces.Namespaces(n, only_ipv6)
         hosts.__enter__()
         opened.append(hosts)
         opened.append(Job(hosts, tmp_path).__enter__())
@@ -45,6 +46,26 @@ def start(job, host, *arguments, **more):
     endpoint = f"--rdzv-endpoint={job.hosts.address(0)}:{PORT}"
     options = ("--rdzv-backend=c10d", endpoint, f"--nnodes={len(job.hosts.names)}")
     job.start(host, "-m", "unicomm", "run", *options, *arguments, **more)
+
+
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_hosts_without_ipv4_meet(job, tmp_path, rendezvous):
+    """The rendezvous, torch's store, the hubs, and groups within a host, across, and of both."""
+    two = job(2, only_ipv6=True)
+    address = two.hosts.address(0)
+    where = {
+        "c10d": ("--rdzv-backend=c10d", f"--rdzv-endpoint=[{address}]:{PORT}"),
+        "static": (f"--master-addr={address}", f"--master-port={PORT}"),
+    }[rendezvous]
+    token = {"UNICOMM_JOB_TOKEN": "a token of the job"}
+    for host in (0, 1):
+        options = ("--nnodes=2", f"--node-rank={host}", "--nproc-per-node=2", "--hub", *where)
+        two.start(host, "-m", "unicomm", "run", *options, PROGRAMS / "groups.py", tmp_path, **token)
+    assert [process.wait() for process in two.processes] == [0, 0], str(two)
+    assert (tmp_path / "0.txt").read_text() == f"hosts shm - {BETWEEN} hosts"
+    assert (tmp_path / "3.txt").read_text() == "hosts - shm - hosts"
+    assert f"--connect [{address}]:" in log(two, 0)
+    assert "no hub" not in log(two, 0) + log(two, 1)
 
 
 def log(job, host):
