@@ -4,27 +4,37 @@
     python -m tests.security.doors_page --write    renews it in SECURITY.md
 
 Each job runs on hosts that are network namespaces, with two ranks. What listens is read from the processes'
-sockets; for what, and who may use it, from the answer to a caller that knows nothing; a third host tries to
-reach each socket. Needs root, and MPICH for the row of mpiexec; a row that cannot be made is left as it is.
+sockets; for what, and who may use it, from the answer to a caller that knows nothing, and from the library
+that made the socket; a third host tries to reach each socket. Ranks that connect to each other are held in
+the middle, to see what listens only then. Needs root, a C++ compiler, and MPI libraries for the rows of
+mpiexec; a row that cannot be made is left as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
+import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import mpi_on_hosts
 from tests import ROOT
 from tests.backends.hosts.namespace_job import PORT, Job
-from tests.commands import run
+from tests.commands import clean_environment, run
+from tests.mocks.nccl.build import NoCompiler
+from tests.security import listeners, socket_owners
 from tests.security.listeners import Listener
 from tools import mpi_libraries, namespaces
 
@@ -66,6 +76,30 @@ class Missing(Exception):
     """This machine cannot start a job in that way."""
 
 
+class TracedJob(Job):
+    """A job whose processes note which of their libraries make sockets."""
+
+    def __init__(self, hosts: namespaces.Namespaces, place: Path, more: Mapping[str, str]) -> None:
+        super().__init__(hosts, place, _WITHIN, fresh=True)
+        self._more = dict(more)
+
+    def start(self, host: int, *arguments: object, **more: object) -> None:
+        super().start(host, *arguments, **self._more, **more)
+
+    def start_beside(self, command: Sequence[str], more: Mapping[str, str]) -> None:
+        """Starts a command that is not within a host, as it enters them itself."""
+        self.processes.append(
+            subprocess.Popen(
+                [*command],
+                env=clean_environment() | self._more | dict(more),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log(len(self.processes)).open("w"),
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+
+
 # --- the ways -----------------------------------------------------------------------------------------
 
 
@@ -89,12 +123,18 @@ def _torchrun(job: Job, folder: Path, hosts: int, *options: object) -> None:
         job.start(host, *launch, GROUP, folder, **_SWITCH)
 
 
-def _mpiexec(job: Job, folder: Path) -> None:
-    mpich = [library for library in mpi_libraries.find()[0] if library.name == "MPICH"]
-    if not mpich:
-        raise Missing("MPICH is not installed: make .venv/mpi")
-    command = [*mpich[0].command, "-n", "2", sys.executable, str(COMM), str(folder), "auto"]
-    job.start(0, "-c", f"import os; os.execvp({command[0]!r}, {command!r})", **mpich[0].environment)
+def _mpiexec(job: TracedJob, folder: Path, name: str, hosts: int, backend: str = "auto") -> None:
+    libraries = [library for library in mpi_libraries.find()[0] if library.name == name]
+    if not libraries:
+        raise Missing(f"{name} is not installed: make .venv/mpi")
+    program = [sys.executable, str(COMM), str(folder), backend]
+    if hosts == 1:
+        command = [*libraries[0].command, "-n", "2", *program]
+        job.start(0, "-c", f"import os; os.execvp({command[0]!r}, {command!r})", **libraries[0].environment)
+        return
+    launch = mpi_on_hosts.command(libraries[0], job.hosts, hosts, 2 // hosts, str(folder))
+    kept = mpi_on_hosts.ENVIRONMENT if backend == "mpi" else {}
+    job.start_beside([*launch, *program], libraries[0].environment | {"UNICOMM_INTERFACE": "eth0", **kept})
 
 
 def _by_hand(job: Job, folder: Path, program: Path, *arguments: str, **more: object) -> None:
@@ -113,7 +153,7 @@ def _reconfigure(job: Job, folder: Path, hosts: int) -> None:
 
 TOKEN = {"UNICOMM_JOB_TOKEN": "a token of the job"}
 #: Each starts a job of two ranks in a folder; they write files `0` and `1`, or `up-...`, when they have met.
-WAYS: dict[str, Callable[[Job, Path], None]] = {
+WAYS: dict[str, Callable[[TracedJob, Path], None]] = {
     "`unicomm run`, one host": lambda job, folder: _run(job, folder, 1, "--hub", "--metrics-port=0"),
     "`unicomm run`, two hosts": lambda job, folder: _run(job, folder, 2, "--hub", *_endpoint(job), **TOKEN),
     "`unicomm run`, two hosts, static rendezvous": lambda job, folder: _run(
@@ -125,7 +165,17 @@ WAYS: dict[str, Callable[[Job, Path], None]] = {
     ),
     "torchrun with the switch, one host": lambda job, folder: _torchrun(job, folder, 1, "--standalone"),
     "torchrun with the switch, two hosts": lambda job, folder: _torchrun(job, folder, 2, *_endpoint(job)),
-    "mpiexec, one host": _mpiexec,
+    **{
+        f"mpiexec of {name}, {'two hosts' if hosts == 2 else 'one host'}": partial(
+            _mpiexec, name=name, hosts=hosts
+        )
+        for name in ("MPICH", "Open MPI")
+        for hosts in (1, 2)
+    },
+    **{
+        f"mpiexec of {name}, two hosts: backend `mpi`": partial(_mpiexec, name=name, hosts=2, backend="mpi")
+        for name in ("MPICH", "Open MPI")
+    },
     "`MASTER_ADDR` on all ranks, two hosts: `new_comm`": lambda job, folder: _by_hand(
         job, folder, COMM, "auto"
     ),
@@ -143,43 +193,92 @@ WAYS: dict[str, Callable[[Job, Path], None]] = {
 
 def doors(way: str) -> list[Door]:
     """Starts a job in this way, looks at its sockets, and ends it. Raises `Missing`."""
-    with (
-        tempfile.TemporaryDirectory() as place,
-        namespaces.Namespaces(3) as hosts,
-        Job(hosts, Path(place), _WITHIN, fresh=True) as job,
-    ):
+    with _alone(way), tempfile.TemporaryDirectory() as place, namespaces.Namespaces(3) as hosts:
         folder = Path(place) / "ranks"
         folder.mkdir()
-        WAYS[way](job, folder)
-        _await_ranks(job, folder)
-        seen = [(host, *each) for host in (0, 1) for each in _look(job, host)]
-        targets = {_target(job, host, one) for host, one, _, _ in seen}
-        reached = set(_listeners(job, _STRANGER, *targets)) if targets else set()
-        (folder / "go").touch()
-        codes = [process.wait(_WITHIN) for process in job.processes]
-        assert not any(codes), f"{way}: {codes}\n{job}"
-    counts = Counter(
-        (one.process, what, one.bound, needed, "yes" if _target(job, host, one) in reached else "no")
-        for host, one, what, needed in seen
-    )
+        try:
+            more = socket_owners.environment(Path(place)) | {"HELD_CREATION": str(folder)}
+            # Open MPI names folders there by process numbers, which namespaces have in common.
+            more["TMPDIR"] = place
+        except NoCompiler as error:
+            raise Missing(str(error)) from None
+        with TracedJob(hosts, Path(place), more) as job:
+            WAYS[way](job, folder)
+            _await(job, lambda: (folder / "held").exists() or _have_met(folder))
+            early = _look(job, more) if not _have_met(folder) else []
+            (folder / "go on").touch()
+            _await(job, lambda: _have_met(folder))
+            seen = _look(job, more)
+            lasting = {(one.host, one.where) for one in seen}
+            # What one rank does not answer while it is held, another one of the same kind does.
+            passing = [one for one in early if (one.host, one.where) not in lasting]
+            answered = {one.what: one.needed for one in passing if one.needed != listeners.NOT_SEEN}
+            seen += [replace(one, needed=answered.get(one.what, one.needed)) for one in passing]
+            (folder / "go").touch()
+            codes = [process.wait(_WITHIN) for process in job.processes]
+            assert not any(codes), f"{way}: {codes}\n{job}"
+    counts = Counter((one.where.process, one.what, one.where.bound, one.needed, one.reached) for one in seen)
     return sorted(Door(p, what, n, bound, needed, far) for (p, what, bound, needed, far), n in counts.items())
 
 
-def _await_ranks(job: Job, folder: Path) -> None:
+@contextlib.contextmanager
+def _alone(way: str) -> Iterator[None]:
+    """Lets one job of Open MPI run at a time on this machine.
+
+    Its launchers do not expect others whose hosts have the same names and process numbers: a job that ran
+    beside another one of this file did not start, or did not end.
+    """
+    if "Open MPI" not in way:
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / f"unicomm-doors-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A socket of a host, at one time."""
+
+    host: int
+    where: Listener
+    what: str
+    needed: str
+    reached: str
+
+
+def _have_met(folder: Path) -> bool:
+    return len([*folder.glob("up-*"), *folder.glob("[01]")]) == 2
+
+
+def _await(job: Job, condition: Callable[[], bool]) -> None:
     end = time.monotonic() + _WITHIN
-    while len([*folder.glob("up-*"), *folder.glob("[01]")]) < 2:
+    while not condition():
         assert time.monotonic() < end, f"the ranks have not met:\n{job}"
         assert not any(process.poll() for process in job.processes), str(job)
         time.sleep(0.05)
 
 
-def _look(job: Job, host: int) -> list[tuple[Listener, str, str]]:
-    return [(Listener(*one), what, needed) for one, (what, needed) in _listeners(job, host)]
+def _look(job: Job, more: Mapping[str, str]) -> list[_Seen]:
+    found = [
+        (host, Listener(*one), what, needed)
+        for host in (0, 1)
+        for one, (what, needed) in _listeners(job, host, more)
+    ]
+    targets = {_target(job, host, one) for host, one, _, _ in found if one.kind == "TCP"}
+    reached = set(_listeners(job, _STRANGER, more, *targets)) if targets else set()
+    return [
+        _Seen(host, one, what, needed, "yes" if _target(job, host, one) in reached else "no")
+        for host, one, what, needed in found
+    ]
 
 
-def _listeners(job: Job, host: int, *targets: str) -> Any:
-    command = [*job.hosts.enter(host), sys.executable, "-m", "tests.security.listeners", *targets]
-    return json.loads(run(command, _WITHIN, check=True).stdout)
+def _listeners(job: Job, host: int, more: Mapping[str, str], *targets: str) -> Any:
+    """Looks from the network of a host, but at the processes of this machine: mpiexec is in no host."""
+    network = ["nsenter", f"--net=/var/run/netns/{job.hosts.names[host]}", "--"]
+    command = [*network, sys.executable, "-m", "tests.security.listeners", *targets]
+    kept = {name: value for name, value in more.items() if name != "LD_PRELOAD"}
+    return json.loads(run(command, _WITHIN, os.environ | kept, check=True).stdout)
 
 
 def _target(job: Job, host: int, one: Listener) -> str:

@@ -2,15 +2,16 @@
 
 import pytest
 
-from tests.security import doors_page
+from tests.security import doors_page, listeners
 from tests.security.doors_page import PAGE, WAYS, Missing, doors, renewed, rows, written
 from tools import namespaces
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(namespaces.why_not()), reason=f"no namespaces: {namespaces.why_not()}"),
-]
+
+@pytest.fixture(scope="module")
+def hosts():
+    """The rules for the table need no namespaces, and no root; looking at jobs does."""
+    if why := namespaces.why_not():
+        pytest.skip(f"no namespaces: {why}")
 
 
 def test_the_table_has_all_ways():
@@ -19,6 +20,21 @@ def test_the_table_has_all_ways():
     assert renewed(page, written(page)) == page, "make docs"
 
 
+def test_the_table_knows_who_made_each_socket():
+    for lines in written(PAGE.read_text()).values():
+        assert not any("unknown: made by" in line or listeners.NOT_SEEN in line for line in lines), lines
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "two hosts" in way])
+def test_ranks_of_several_hosts_are_seen_while_they_connect(way):
+    """And what they listen at then asks for a secret."""
+    [line] = [line for line in written(PAGE.read_text())[way] if listeners.FOR_FAILURES in line]
+    assert "| one address | a secret of the ranks |" in line
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_listens_is_what_the_table_says(way):
     try:

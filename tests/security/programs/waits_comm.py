@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import held_creation
 import torch
 
 import unicomm
 
+held_creation.install()
 folder, backend = Path(sys.argv[1]), sys.argv[2]
 comm = unicomm.new_comm(
     backend, torch.device("cpu"), name="main", timeout=60, enable_reconfigure="reconfigurable" in sys.argv
