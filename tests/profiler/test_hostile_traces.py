@@ -25,7 +25,7 @@ from unicomm.profiler.figures import to_json
 from unicomm.profiler.trace_table import KEY
 
 ODD: list[Any] = ["--5", "", "9" * 30, "\x1b[2J", 10**400, -(10**400), math.inf, math.nan, 1e308, 1.5]
-ODD += [2**63 - 1, -(2**63), 2**64, 2**31, 1 << 22, -1, True, None, [], {}, [[[]]]]
+ODD += [2**63 - 1, -(2**63), 2**64, 2**31, 1 << 18, -1, True, None, [], {}, [[[]]]]
 #: Columns that get an odd value in all rows, too: what is compared between ranks.
 EVERYWHERE = ("seq_num", "issued_ns", "started_ns", "completed_ns", "bytes")
 #: JSON that Python does not write, by name.

@@ -50,8 +50,9 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
-#: Ranks of a job are less. A greater number in a file is damage, and arrays by rank would fill the memory.
-MOST_RANKS = 1 << 22
+#: Ranks of a job are less. A greater number in a file is damage: each rank takes memory, and time to find out
+#: who waits for it.
+MOST_RANKS = 1 << 18
 
 
 def rank_ranges(text: str, limit: int = 1 << 24) -> list[range]:

@@ -8,13 +8,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from unicomm.flight_recorder.ring.reader import STATES
-from unicomm.flight_recorder.texts import parse_ranks
+from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks
 
 from .chrome import LATEST, TraceError
 
 KEY = "unicomm"
 VERSIONS = (1, 2, 3)  # 2 added captured_seq and replay, 3 wire and wire_bytes
-_MOST_RANKS = 1 << 22
 _MOST_MEMBERS = 1 << 23  # of all groups together: 512 groups of 16 384 ranks
 _TIMES = ("issued_ns", "started_ns", "completed_ns")
 _TEXTS = ("op", "dtype", "in_splits", "out_splits", "wire")
@@ -142,7 +141,7 @@ def _number(value: Any) -> int:
 
 
 def _group(entry: dict[str, Any]) -> Group:
-    ranks = tuple(parse_ranks(str(entry["ranks"]), _MOST_RANKS))
+    ranks = tuple(parse_ranks(str(entry["ranks"]), MOST_RANKS))
     texts = ("uid", "name", "group_name", "description", "backend")
     group = Group(**{key: unquote(str(entry[key])) for key in texts}, ranks=ranks, rank=int(entry["rank"]))
     if not 0 <= group.rank < len(ranks):

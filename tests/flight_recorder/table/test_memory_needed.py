@@ -23,6 +23,7 @@ from tests.flight_recorder.table.test_odd_input import dump, entry
 from unicomm.flight_recorder.memory import Memory, TooMuchMemoryError, needed_by_json
 from unicomm.flight_recorder.ring.reader import HEADER
 from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.texts import MOST_RANKS
 
 ALLOWED = 64 << 20
 BESIDE = 128 << 20  # what a process needs anyway; docs/trace/reading.md allows 256 MiB
@@ -72,8 +73,10 @@ def pickled_text(text: bytes) -> bytes:
     return b"X" + len(text).to_bytes(4, "little") + text
 
 
-def with_ranks(ranks: str) -> bytes:
-    return json.dumps(dump() | {"pg_config": {"0": {"name": "0", "ranks": ranks}}}).encode()
+def with_ranks() -> bytes:
+    """A dump of groups with as many ranks as a job can have."""
+    groups = {str(i): {"name": str(i), "ranks": f"0-{MOST_RANKS - 1 - i}"} for i in range(40)}
+    return json.dumps(dump() | {"pg_config": groups}).encode()
 
 
 def long_header() -> bytes:
@@ -94,7 +97,7 @@ INPUTS: dict[str, Callable[[], bytes]] = {
     "texts.json": lambda: b'{"pg_config": [' + b",".join(b'"%x"' % i for i in range(5 * MIB)) + b"]}",
     "wide.json": lambda: b'{"pg_config": "' + b"a" * (60 * MIB) + "\U0001f600".encode() + b'"}',
     "dumps.json": lambda: b"[" + b'{"entries":[]},' * 200_000 + b'{"entries":[]}]',
-    "ranks.json": lambda: with_ranks("0-4194303"),
+    "ranks.json": with_ranks,
     "entries.pickle": lambda: pickled(b"}" * (2 * MIB), b"entries"),
     "lists.pickle": lambda: pickled(b"]" * (4 * MIB)),
     "nothing.pickle": lambda: pickled(b"N" * (24 * MIB)),
@@ -109,7 +112,7 @@ INPUTS: dict[str, Callable[[], bytes]] = {
         + b"es",
         b"entries",
     ),
-    "ranks.pickle": lambda: pickle.dumps(json.loads(with_ranks("0-4194303"))),
+    "ranks.pickle": lambda: pickle.dumps(json.loads(with_ranks())),
     "exits.exits": lambda: in_list(b"[]", 5 * MIB, b"ranks"),
 }
 

@@ -26,6 +26,7 @@ from unicomm.flight_recorder.reports.report_data import to_json
 from unicomm.flight_recorder.reports.report_markdown import to_markdown
 from unicomm.flight_recorder.ring.reader import COMM, HEADER, Ring, RingError
 from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.texts import MOST_RANKS
 from unicomm.launch.cli import app
 
 ODD = [
@@ -225,7 +226,7 @@ def test_overlapping_names_take_no_memory(tmp_path):
 
 def test_groups_of_more_members_than_a_job_has(tmp_path):
     data = dump()
-    data["pg_config"] = {str(i): {"name": f"g{i}", "ranks": f"0-{(1 << 22) - 1 - i}"} for i in range(40)}
+    data["pg_config"] = {str(i): {"name": f"g{i}", "ranks": f"0-{MOST_RANKS - 1 - i}"} for i in range(300)}
     (tmp_path / "rank0.json").write_text(json.dumps(data))
     table = load([tmp_path])
     assert any("more than" in remark.message for remark in table.remarks)

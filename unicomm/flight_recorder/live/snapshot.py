@@ -7,7 +7,7 @@ job (unicomm/launch/hub/server.py). top.py draws a snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,17 @@ class Snapshot:
 
     def as_data(self) -> dict[str, Any]:
         """Returns the snapshot as plain data, for JSON."""
-        return asdict(self)
+        data: dict[str, Any] = _plain(self)
+        return data
+
+
+def _plain(value: Any) -> Any:
+    """As `dataclasses.asdict`, which copies each rank of each list."""
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, list) and value and is_dataclass(value[0]):
+        return [_plain(one) for one in value]
+    return value
 
 
 def look(folder: Path | str, everything: bool = False) -> Snapshot:

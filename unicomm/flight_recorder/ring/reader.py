@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicomm.flight_recorder.texts import parse_ranks, printable, tell_apart
+from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks, printable, tell_apart
 
 from .call_path import CallPath, Frame, Whose, user_frame
 from .files import read_file, trusted_owners
@@ -142,7 +142,7 @@ class Comm:
             ranks = parse_ranks(self.ranks_text, max(self.size, 1))
         except ValueError:
             ranks = []
-        return ranks if len(ranks) == self.size else list(range(min(self.size, 1 << 20)))
+        return ranks if len(ranks) == self.size else list(range(min(self.size, MOST_RANKS)))
 
     def in_job(self, rank: int) -> int:
         """Returns the rank in the job of the member `rank`; `rank` itself if there is no such member."""
@@ -238,7 +238,7 @@ class Ring:
             fields |= {name: int(c[name]) for name in _COMM_NUMBERS}
             state = COMM_STATES.get(int(c["state"]), "unknown")
             out.append(Comm(index=i, ranks_text=self._text(c["ranks"]), state=state, **fields))
-        if sum(max(comm.size, 0) for comm in out) > _MOST_MEMBERS:
+        if any(c.size > MOST_RANKS for c in out) or sum(max(c.size, 0) for c in out) > _MOST_MEMBERS:
             raise RingError("its communicators have more members than a job can have")
         return out
 
