@@ -30,6 +30,7 @@ PARTS = {
             "_get_dispatch_stack_at",
             "_get_dispatch_mode",
             "_TorchDispatchModeKey",
+            "_set_throw_on_mutable_data_ptr",
         ),
         *(["_cuda_customAllocator"] if torch.version.cuda else []),
     ),

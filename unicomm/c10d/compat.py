@@ -230,26 +230,15 @@ def rendezvous_handlers() -> dict[str, Any]:
 
 # --- the switch ---------------------------------------------------------------------------------------------
 
+_BACKEND_QUERIES = ("_torchcomms_is_backend_built", "_torchcomms_is_backend_registered")
 #: By torch version, the names in `distributed_c10d` that torch imports from torchcomms. 2.12, 2.14 and 2.15
 #: were read in torch's source.
 SWITCH_NAMES: dict[tuple[int, int], tuple[str, ...]] = {
     (2, 11): ("new_comm", "_BackendWrapper"),
     (2, 12): ("new_comm", "_BackendWrapper"),
     (2, 13): ("new_comm", "_BackendWrapper", "FlightRecorderHook"),
-    (2, 14): (
-        "new_comm",
-        "_BackendWrapper",
-        "FlightRecorderHook",
-        "_torchcomms_is_backend_built",
-        "_torchcomms_is_backend_registered",
-    ),
-    (2, 15): (
-        "new_comm",
-        "_BackendWrapper",
-        "_TorchCommsFlightRecorderHook",
-        "_torchcomms_is_backend_built",
-        "_torchcomms_is_backend_registered",
-    ),
+    (2, 14): ("new_comm", "_BackendWrapper", "FlightRecorderHook", *_BACKEND_QUERIES),
+    (2, 15): ("new_comm", "_BackendWrapper", "_TorchCommsFlightRecorderHook", *_BACKEND_QUERIES),
 }
 
 
@@ -517,6 +506,12 @@ def declared_schema(operator: str) -> Any:
     """Returns the schema of `namespace::name` or `namespace::name.overload`."""
     base, _, overload = operator.partition(".")
     return torch._C._get_schema(base, overload)
+
+
+def refuse_writes(storage: torch.UntypedStorage) -> None:
+    """Has torch raise `RuntimeError` where a tensor on `storage` is written to or tells its address."""
+    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
 # --- the profiler -------------------------------------------------------------------------------------------

@@ -92,8 +92,10 @@ def empty(
 def free(tensor: Array, comm: Communicator, timeout: Timeout = None) -> None:
     """Gives back what `empty` returned. Collective, and never done by a destructor.
 
-    Neither the tensor nor a view of it may be used afterwards. Windows and handles on it lose it: what they
-    would do to the tensor raises `NotReadyError`, until `tensor_register` gives the window another one.
+    Neither the tensor nor a view of it may be used afterwards, nor may other ranks' tensors from
+    `map_remote_tensor` and `get_buffer`: writes to them raise `RuntimeError`, and operations with them
+    `InvalidArgumentError`. Windows and handles on the tensor lose it: what they would do to it raises
+    `NotReadyError`, until `tensor_register` gives the window another one.
     """
     memory_of(comm._engine, "symm_free").free(tensor, timeout)
 

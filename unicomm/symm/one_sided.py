@@ -41,17 +41,25 @@ def get(tensor: Array, peer: int, comm: Communicator, timeout: Timeout = None) -
 
 def _move(op: str, put: bool, array: Array, peer: int, comm: Communicator, timeout: Timeout) -> None:
     memory, tensor = _checked(op, array, peer, comm)
-    at = tensor.data_ptr()
 
     def job(limit: float) -> None:
         if tensor.numel():
+            at = _address(memory, op, tensor)
             memory.transfer(put, [(at, at, tensor.nbytes, peer)], limit)
 
     ins, outs = ([tensor], []) if put else ([], [tensor])
     issue(memory.engine, op, job, inputs=ins, outputs=outs, peer=peer, timeout=timeout)
 
 
-def _word(memory: SymmetricMemory, op: str, array: Array) -> int:
+def _address(memory: SymmetricMemory, op: str, tensor: torch.Tensor) -> int:
+    """The tensor's address, asked for by a job: another thread may have freed the tensor since the call."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        memory.engine.invalid(op, "the tensor was freed since the call", "wait for the call before you free")
+
+
+def _word(memory: SymmetricMemory, op: str, array: Array) -> torch.Tensor:
     memory.require(op, Capability.SIGNAL)
     sigpad = memory.check_symmetric(op, "sigpad", array)
     if sigpad.dtype not in (torch.int64, torch.uint64) or sigpad.numel() != 1:
@@ -60,7 +68,7 @@ def _word(memory: SymmetricMemory, op: str, array: Array) -> int:
             f"sigpad is {tuple(sigpad.shape)} of {sigpad.dtype}",
             "pass one element of a symmetric tensor of int64, such as pad[0]",
         )
-    return int(sigpad.data_ptr())
+    return sigpad
 
 
 def _signal(memory: SymmetricMemory, op: str, signal: int) -> int:
@@ -79,11 +87,12 @@ def put_signal(
 ) -> None:
     """`put`, and then sets rank `peer`'s `sigpad`, a symmetric int64, to `signal`."""
     memory, source = _checked("put_signal", tensor, peer, comm)
-    word, at = _word(memory, "put_signal", sigpad), source.data_ptr()
+    word = _word(memory, "put_signal", sigpad)
     signal = _signal(memory, "put_signal", signal)
 
     def job(limit: float) -> None:
-        fault = memory.domain.put_signal(at, at, source.nbytes, word, signal, SignalOp.SET, peer, 0)
+        at, pad = _address(memory, "put_signal", source), _address(memory, "put_signal", word)
+        fault = memory.domain.put_signal(at, at, source.nbytes, pad, signal, SignalOp.SET, peer, 0)
         memory.check(fault, limit)
 
     issue(memory.engine, "put_signal", job, inputs=[source], peer=peer, timeout=timeout)
@@ -96,6 +105,7 @@ def wait_signal(sigpad: Array, signal: int, peer: int, comm: Communicator, timeo
     word, signal = _word(memory, "wait_signal", sigpad), _signal(memory, "wait_signal", signal)
 
     def job(limit: float) -> None:
-        wait_for(memory, word, Compare.EQ, signal, peer, limit, False)
+        pad = _address(memory, "wait_signal", word)
+        wait_for(memory, pad, Compare.EQ, signal, peer, limit, False)
 
     issue(memory.engine, "wait_signal", job, peer=peer, timeout=timeout)

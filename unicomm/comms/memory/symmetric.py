@@ -31,6 +31,8 @@ from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.symmetric_table import Capability
 from unicomm.comms.operations.table import BY_CODE, OPERATIONS
 
+from .heap_tensors import HeapTensors
+
 if TYPE_CHECKING:
     from unicomm.comms.execution.engine import Engine
     from unicomm.comms.options import Timeout
@@ -73,6 +75,7 @@ class SymmetricMemory:
         self._whole = whole
         self.fast: Any = NoFastExchange()
         self.windows: weakref.WeakSet[OnTensor] = weakref.WeakSet()
+        self._tensors = HeapTensors()
 
     def require(self, op: str, needed: Capability) -> None:
         """Raises `UnsupportedError` if the library lacks a capability."""
@@ -107,12 +110,15 @@ class SymmetricMemory:
             addresses.append(address)
 
         issue(self.engine, "symm_allocate", job, timeout=timeout)
-        return self._bytes(addresses[0], nbytes)
+        tensor = self._bytes(addresses[0], nbytes)
+        self._tensors.allocated(addresses[0], tensor)
+        return tensor
 
     def free(self, tensor: Array, timeout: Timeout = None) -> None:
         """Frees an allocation. Collective. The tensor and its views must not be used any more.
 
-        Windows on it lose their tensor on all ranks before any rank can allocate its memory again.
+        Before any rank can allocate its memory again, windows on it lose their tensor on all ranks, and
+        tensors on it, other ranks' views among them, refuse to be written to.
         """
         self.engine.refuse_capture("symm_free")
         self._refuse_team("symm_free")
@@ -130,6 +136,7 @@ class SymmetricMemory:
             for window in list(self.windows):
                 if (own := window.get_tensor()) is not None and not self.holds(own):
                     window.lose_tensor()
+            self._tensors.freed(address)
 
         issue(self.engine, "symm_free", job, timeout=timeout)
 
@@ -148,8 +155,11 @@ class SymmetricMemory:
     # --- tensors ----------------------------------------------------------------------------------------
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether all of the tensor lies in one allocation."""
-        return not tensor.numel() or bool(self.domain.holds(tensor.data_ptr(), span_of(tensor)))
+        """Whether all of the tensor lies in one allocation, which has not been freed."""
+        try:
+            return not tensor.numel() or bool(self.domain.holds(tensor.data_ptr(), span_of(tensor)))
+        except RuntimeError:  # it was freed, see heap_tensors.py
+            return False
 
     def check_tensor(
         self,
@@ -185,9 +195,12 @@ class SymmetricMemory:
 
     def remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """Returns `rank`'s copy of a symmetric tensor as memory of this process."""
-        fault, address = self.domain.ptr(tensor.data_ptr(), tensor.nbytes, rank)
+        own = tensor.data_ptr()
+        fault, address = self.domain.ptr(own, tensor.nbytes, rank)
         self.check(fault, 0.0)
-        return self._bytes(address, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        view = self._bytes(address, tensor.nbytes)
+        self._tensors.mapped(own, view)
+        return view.view(tensor.dtype).view(tensor.shape)
 
     def transfer(self, put: bool, plan: Sequence[tuple[int, int, int, int]], limit: float) -> None:
         """Copies (own address, symmetric address, bytes, rank) each. Returns when all copies are done."""

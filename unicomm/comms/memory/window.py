@@ -99,7 +99,10 @@ class Window(abc.ABC):
         return WindowAttr(WindowAccess.SEPARATE)
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
-        """Returns `rank`'s tensor as memory of this process, which stays mapped while the result lives."""
+        """Returns `rank`'s tensor as memory of this process, which stays mapped while the result lives.
+
+        It cannot be written to after `unicomm.symm.free` has freed the window's tensor.
+        """
         self._lacks("new_window", "cannot address other ranks' memory")
 
     # --- data -------------------------------------------------------------------------------------------

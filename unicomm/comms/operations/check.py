@@ -123,10 +123,18 @@ class Checker:
             self.fail(row, f"{name} is a lazy conjugate", "pass tensor.resolve_conj()")
         if tensor.is_neg():
             self.fail(row, f"{name} is a lazy negation", "pass tensor.resolve_neg()")
-        if self._moves_data and not tensor.data_ptr() and tensor.numel():
+        try:
+            lacks = self._moves_data and not tensor.data_ptr() and tensor.numel()
+        except RuntimeError:  # torch refuses to tell the address
             self.fail(
                 row,
-                f"{name} has no memory ({type(tensor).__name__} of shape {tuple(tensor.shape)})",
+                f"{name} has no memory of its own, or was freed ({_kind(tensor)})",
+                "pass a tensor with data: make another one if unicomm.symm.free has freed it",
+            )
+        if lacks:
+            self.fail(
+                row,
+                f"{name} has no memory ({_kind(tensor)})",
                 "pass a tensor with data: no FakeTensor, and none whose storage was freed",
             )
         return tensor
@@ -335,6 +343,10 @@ class Checker:
 
     def fail(self, row: Operation, message: str, hint: str) -> NoReturn:
         raise InvalidArgumentError(message, op=row.name, comm=self.comm, rank=self.rank, hint=hint)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{type(tensor).__name__} of shape {tuple(tensor.shape)}"
 
 
 def _rows(tensor: torch.Tensor) -> int:
