@@ -139,19 +139,32 @@ void Writer::renew_clock() {
 }
 
 Text Writer::intern(std::string_view text) {
-    uint64_t used = head_->heap_used.load();
     if (text.empty()) return {0, 0};
     auto known = interned_.find(std::string(text));
     if (known != interned_.end()) return known->second;
+    Text result = append(text);
+    if (result.len) interned_.emplace(text, result);
+    return result;
+}
+
+Text Writer::append(std::string_view text) {
+    uint64_t used = head_->heap_used.load();
     if (used + text.size() > kHeap) {
         head_->strings_dropped.fetch_add(1);
         return {0, 0};
     }
     std::memcpy(heap_ + used, text.data(), text.size());
     head_->heap_used.store(used + text.size(), std::memory_order_release);
-    Text result{static_cast<uint32_t>(used), static_cast<uint32_t>(text.size())};
-    interned_.emplace(text, result);
-    return result;
+    return {static_cast<uint32_t>(used), static_cast<uint32_t>(text.size())};
+}
+
+void Writer::replace(Text& text, std::string_view by) {
+    Text old = text;  // one read: other processes can write to the file
+    if (old.len && old.len == by.size() && old.off <= kHeap && old.len <= kHeap - old.off) {
+        std::memcpy(heap_ + old.off, by.data(), by.size());
+    } else {
+        text = append(by);
+    }
 }
 
 uint16_t Writer::add_comm(std::string_view name, std::string_view backend, std::string_view uid,
@@ -168,7 +181,7 @@ uint16_t Writer::add_comm(std::string_view name, std::string_view backend, std::
     Comm& c = comms_[index];
     c.name = intern(name);
     c.backend = intern(backend);
-    c.uid = intern(uid);
+    replace(c.uid, uid);  // no other communicator has it: kept for each, these would fill the heap
     c.ranks = intern(ranks);
     c.rank = rank;
     c.size = size;

@@ -222,6 +222,9 @@ class Writer {
 
   private:
     Text intern(std::string_view text);
+    Text append(std::string_view text);
+    // Makes `text`, which nothing else refers to, the text `by`: in place if it is as long.
+    void replace(Text& text, std::string_view by);
     uint32_t add_frame(const PathFrame& frame, uint32_t caller, uint32_t capacity);
     const Frame* user_frame(uint32_t innermost) const;
     std::string file_of(const Frame& frame) const;

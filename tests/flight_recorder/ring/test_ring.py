@@ -194,3 +194,20 @@ except OSError as error:
     ended = run([sys.executable, "-c", program], within=60)
     assert "cannot map the recorder's ring" in ended.stdout, ended.stdout + ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_texts_of_communicators_that_ended_make_room(tmp_path):
+    """However many communicators a job has created, each with a unique id: new ones still have names."""
+    recorder = write_ring(tmp_path / "a.ucring", 0, 2, 1)
+    for turn in range(20_000):
+        comm = recorder.add_comm("again", "gloo", f"{turn:016x}", "0-1", 0, 2)
+        recorder.set_comm_state(comm, 2)  # finalized
+        if turn == 300:
+            first = int(read_ring(tmp_path / "a.ucring").header["heap_used"])
+    recorder.add_comm("last", "shm", "a longer unique id", "0-1", 0, 2)
+    here = read_ring(tmp_path / "a.ucring")
+    assert int(here.header["strings_dropped"]) == 0
+    assert int(here.header["heap_used"]) == first + len("last" + "a longer unique id")
+    found = {c.uid for c in here.comms}
+    assert len(found) == len(here.comms)  # no two share a text that one of them may replace
+    assert "a longer unique id" in found
