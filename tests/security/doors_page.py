@@ -215,8 +215,15 @@ def doors(way: str) -> list[Door]:
             answered = {one.what: one.needed for one in passing if one.needed != listeners.NOT_SEEN}
             seen += [replace(one, needed=answered.get(one.what, one.needed)) for one in passing]
             (folder / "go").touch()
-            codes = [process.wait(_WITHIN) for process in job.processes]
-            assert not any(codes), f"{way}: {codes}\n{job}"
+            if "Open MPI" in way:
+                # Where its hosts are namespaces, MPI_Finalize does not return in all runs.
+                _await(job, lambda: len([*folder.glob("down-*")]) == 2)
+                for process in job.processes:
+                    process.terminate()
+                    process.wait(_WITHIN)
+            else:
+                codes = [process.wait(_WITHIN) for process in job.processes]
+                assert not any(codes), f"{way}: {codes}\n{job}"
     counts = Counter((one.where.process, one.what, one.where.bound, one.needed, one.reached) for one in seen)
     return sorted(Door(p, what, n, bound, needed, far) for (p, what, bound, needed, far), n in counts.items())
 

@@ -31,11 +31,13 @@ def absent(n: int, missing: list[int], raised, name: str = "all_reduce", backend
     """Ranks `missing` stay away from an operation until the others have given up, and come then."""
     gave_up = threading.Barrier(n - len(missing) + 1, timeout=60)
     known = threading.Event()
+    together = threading.Barrier(n, timeout=60)  # a rank that has not left the sum yet is late, not absent
     waiting_at = 0  # the line where the missing are
     began: list[float] = []  # who called first gives up first, and takes the others along
 
     def program(comm: Communicator) -> None:
         check_sum(comm)
+        together.wait()
         me = comm.get_rank()
         nonlocal waiting_at
         if me in missing:

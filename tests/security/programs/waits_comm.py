@@ -1,4 +1,4 @@
-"""A rank that creates a communicator, says so by a file, and ends when another file appears.
+"""A rank that creates a communicator, says so by a file, ends when another file appears, and says so too.
 
 Arguments: the folder of both, the backend, and "reconfigurable" or nothing.
 """
@@ -35,3 +35,4 @@ while not (folder / "go").exists():
     assert time.monotonic() < end, "nobody has ended this rank"
     time.sleep(0.02)
 comm.finalize()
+(folder / f"down-{secrets.token_hex(4)}").touch()
