@@ -135,14 +135,16 @@ $(COMPAT)/installed: $(VENV)/installed tests/compat/requirements.txt tests/compa
 compat: $(COMPAT)/installed
 	$(COMPAT)/bin/python -m tests.compat.conductor --fresh --write
 
-# The native core without Python, under the address, undefined-behaviour and thread sanitizers: ranks as threads,
-# symmetric memory, the recorder's ring, and damaged dumps and segments. `make test` runs the same programs shortly.
-sanitize: $(VENV)/tools
+# The native core under the address, undefined-behaviour and thread sanitizers: ranks as threads without Python, and damaged
+# dumps and segments; then tests of the extension module, built whole. `make test` runs a part of it shortly.
+sanitize: $(VENV)/installed
 	for s in address,undefined thread; do \
-	  d=build/sanitize-$${s%%,*}; \
-	  $(BIN)/cmake -G Ninja -S . -B $$d -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DUNICOMM_SANITIZE=$$s && \
-	  $(BIN)/cmake --build $$d || exit 1; \
+	  kind=$${s%%,*}; d=build/sanitize-full-$$kind; \
+	  $(BIN)/cmake -G Ninja -S . -B $$d -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DUNICOMM_SANITIZE=$$s -DUNICOMM_SANITIZE_KERNELS=ON && \
+	  $(BIN)/cmake --build $$d --target all _core || exit 1; \
 	  for program in stress ring_stress symm_stress pickle_fuzz segment_fuzz; do $$d/$$program || exit 1; done; \
+	  $(BIN)/python -m tests.core.sanitized_module $$kind $$d || exit 1; \
 	done
 
 docs: $(VENV)/installed
