@@ -26,6 +26,15 @@ def all_reduce(request):
     return run
 
 
+def abort(comm, raised):
+    """Rank 0 aborts, and all ranks hear of it in their next operation."""
+    if comm.get_rank() == 0:
+        comm.abort()
+    error = raised(comm.barrier, async_op=False)
+    assert type(error) is AbortedError
+    assert error.culprits == (0,)
+
+
 def test_an_abort_after_a_collective(eventually, raised, all_reduce):
     def program(comm):
         channel, x = comm.unsafe_backend.channel, torch.ones(3)
@@ -42,11 +51,7 @@ def test_an_abort_after_a_collective(eventually, raised, all_reduce):
         all_reduce(comm, x)
         assert x.tolist() == [2.0] * 3
         assert looks == comm.get_rank()
-        if comm.get_rank() == 0:
-            comm.abort()
-        error = raised(comm.barrier, async_op=False)
-        assert type(error) is AbortedError
-        assert error.culprits == (0,)
+        abort(comm, raised)
 
     run_ranks(program, 2, backend="ucx", timeout=60)
 
@@ -82,10 +87,6 @@ def test_an_abort_while_supervision_begins(eventually, raised):
             assert asked.wait(60)
         comm.all_reduce(x, ReduceOp.SUM, async_op=False)
         assert x.tolist() == [2.0] * 3
-        if comm.get_rank() == 0:
-            comm.abort()
-        error = raised(comm.barrier, async_op=False)
-        assert type(error) is AbortedError
-        assert error.culprits == (0,)
+        abort(comm, raised)
 
     run_ranks(program, 2, backend="ucx", timeout=60)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from unicomm.backends.out_of_band import Awaited
+from unicomm.backends.out_of_band import Awaited, awaited_in
 from unicomm.comms.backend import Completed, Exchange
 from unicomm.comms.errors import CommError, CommTimeoutError
 from unicomm.comms.failures.daemon_pool import DaemonPool
@@ -135,8 +135,7 @@ class BothExchange(Exchange):
         return [number for number, (at, _) in self._waiting[is_far].copy().items() if at in awaited]
 
     def _near_awaited(self) -> list[Awaited]:
-        awaits = self._awaits
-        return [found for number in self.waited_for() if (found := awaits.get(number)) is not None]
+        return awaited_in(self, self._awaits)
 
     def _late(self, given: float) -> CommError:
         # The caller knows which message is overdue; peers on other hosts are late more often.

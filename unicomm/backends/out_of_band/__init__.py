@@ -17,7 +17,7 @@ user_frame.py       the user's line in a thread of this process
 """
 
 from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
-from .exchange import OutOfBandExchange
+from .exchange import OutOfBandExchange, awaited_in
 from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
 from .signatures import SignatureCheck, frame_of
 from .sockets import SILENCE_HINT, Sockets, connect_all, patience, receive_exactly, refuse
@@ -33,6 +33,7 @@ __all__ = [
     "OutOfBandExchange",
     "SignatureCheck",
     "Sockets",
+    "awaited_in",
     "checks_signatures",
     "connect_all",
     "frame_of",

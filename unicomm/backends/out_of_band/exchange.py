@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from unicomm.comms.backend import Completed, Exchange
 from unicomm.comms.errors import CommError
@@ -11,6 +11,14 @@ from unicomm.comms.operations.call import Message
 
 from .backend import OutOfBandBackend
 from .fault_channel import Awaited, Operation
+
+
+def awaited_in(exchange: Exchange, running: Mapping[int, Awaited]) -> list[Awaited]:
+    """The messages for which the program waits, as other ranks hear that ask where this one is.
+
+    `running`: those under way, by their number in the exchange.
+    """
+    return [found for number in exchange.waited_for() if (found := running.get(number)) is not None]
 
 
 class OutOfBandExchange(Exchange):
@@ -56,9 +64,7 @@ class OutOfBandExchange(Exchange):
             raise backend.failure(error, list(self._running.values())) from error
 
     def _awaited(self) -> list[Awaited]:
-        """The messages for which the program waits, as other ranks hear that ask where this one is."""
-        running = self._running
-        return [found for number in self.waited_for() if (found := running.get(number)) is not None]
+        return awaited_in(self, self._running)
 
     def close(self) -> None:
         self._backend.channel.messages = list  # none
