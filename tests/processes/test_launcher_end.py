@@ -300,20 +300,45 @@ def test_nohup(wrapped, tmp_path, eventually):
 # --- threads ------------------------------------------------------------------------------------------------
 
 
-def test_no_thread_outlives_the_job(tmp_path):
-    code = """
-import sys, threading
+MAIN = """
+import os, signal, sys, threading
 from unicomm.launch.run import launcher
 from unicomm.launch.run.stop_signals import StopSignals
+{before}
 stop = StopSignals()
 stop.install()
 print(launcher.main(sys.argv[1:], stop))
 print([thread.name for thread in threading.enumerate()])
 """
-    env = clean_environment() | {"UNICOMM_TRACE_DIR": str(tmp_path / "rings")}
-    arguments = ("--nproc-per-node=1", "--hub-port=0", LAUNCHED, tmp_path, "raise")
-    done = commands.run([sys.executable, "-c", code, *arguments], env=env)
+
+
+def run_main(folder, does, before=""):
+    """Runs a job in an interpreter that says afterwards which exit code it has, and which threads."""
+    env = clean_environment() | {"UNICOMM_TRACE_DIR": str(folder / "rings")}
+    arguments = ("--nproc-per-node=1", "--hub-port=0", LAUNCHED, folder, does)
+    return commands.run([sys.executable, "-c", MAIN.format(before=before), *arguments], env=env)
+
+
+def test_no_thread_outlives_the_job(tmp_path):
+    done = run_main(tmp_path, "raise")
     assert done.stdout.splitlines()[-2:] == ["1", "['MainThread']"], done.stdout + done.stderr
+
+
+def test_a_signal_just_before_a_thread_of_torch_starts(tmp_path):
+    """torch joins that thread at the end."""
+    before = """
+start = threading.Thread.start
+def interrupted(self):
+    if "KeepAlive" in self.name:
+        print("interrupted")
+        os.kill(os.getpid(), signal.SIGTERM)
+    start(self)
+threading.Thread.start = interrupted
+"""
+    done = run_main(tmp_path, "sleep", before)
+    expected = ["interrupted", "143", "['MainThread']"]
+    assert done.stdout.splitlines()[-3:] == expected, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", CASES)

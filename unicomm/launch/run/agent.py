@@ -16,6 +16,7 @@ from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher import api as launcher
 
 from .job import Job, runs
@@ -40,6 +41,7 @@ def our_agent(
     replaced = (
         (vars(launcher), "LocalElasticAgent", _agent_class(job, stop, on_start, on_restart)),
         (vars(multiprocessing), "_terminate_process_handler", stop.handle),
+        (vars(dynamic_rendezvous), "_PeriodicTimer", _timer_class(stop)),
     )
     before = [(names, name, names[name]) for names, name, _ in replaced]
     for names, name, value in replaced:
@@ -119,6 +121,15 @@ def _agent_class(
                 super()._shutdown(*arguments, **more)
 
     return Agent
+
+
+def _timer_class(stop: StopSignals) -> type[Any]:
+    class Timer(dynamic_rendezvous._PeriodicTimer):
+        def start(self) -> None:
+            with stop.deferred():  # else torch would join a thread that was not started
+                super().start()
+
+    return Timer
 
 
 def _by_themselves(failures: dict[int, Any]) -> dict[int, int]:
