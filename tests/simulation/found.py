@@ -191,4 +191,23 @@ FOUND: dict[str, Program] = {
             {"kind": "stop", "rank": 3, "op": 4, "after": 417, "seconds": 0.7},
         ],
     },
+    "the judge: a receive from any rank names idle ranks, also to a rank that is in earlier messages": {
+        "ranks": 4,
+        "host": -1,
+        "schedule": 3007,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 3.0, "reconf": False},
+            {"op": "late", "comm": "c1", "rank": 1, "seconds": 2.0},
+            {
+                "op": "msgs",
+                "comm": "c1",
+                "sends": [[1, 3, 1, 1]],
+                "any": False,
+                "order": 123,
+                "timeout": 3.0,
+            },
+            {"op": "msgs", "comm": "c1", "sends": [[3, 2, 0, 1]], "any": True, "order": 390, "timeout": 3.0},
+        ],
+        "faults": [{"kind": "stop", "rank": 1, "op": 1, "after": 1, "seconds": 30.0}],
+    },
 }

@@ -11,6 +11,7 @@ import re
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
+    CommError,
     CommTimeoutError,
     InvalidArgumentError,
     MismatchError,
@@ -162,12 +163,25 @@ class _Judge:
         """The processes that an error names, without those that are in an earlier operation."""
         error = record.error
         assert error is not None
-        if kind == "msgs" and self._ops[record.op]["any"]:
+        if kind == "msgs" and self._is_from_anywhere(record, error):
             return []  # every rank may be the one that was to send
         named = [r for r in error.culprits if r not in error.late]
         if kind in ("create", "split"):
             return named
         return [record.members[r] for r in named if r < len(record.members)]
+
+    def _is_from_anywhere(self, record: Record, error: CommError) -> bool:
+        """Whether an error of messages is that of a receive from any rank, of which others hear, too."""
+        mine = self._ops[record.op]
+        return mine["any"] or any(
+            self._kind(other) == "msgs"
+            and self._ops[other.op]["comm"] == mine["comm"]
+            and self._ops[other.op]["any"]
+            and other.error is not None
+            and other.error.culprits == error.culprits
+            and other.began <= record.ended
+            for other in self._run.records
+        )
 
     def _failed_before(self, record: Record) -> bool:
         """Whether the communicator may have been broken by an earlier operation, of any rank."""

@@ -61,7 +61,7 @@ def test_a_rank_whose_teller_died_is_not_awaited_for_ever():
             s.close()
         eventually(lambda: two.fault is not None)
         assert two.fault is not None
-        assert (two.fault.code, two.fault.named) == (FaultCode.ABORTED, [0])
+        assert (two.fault.code, two.fault.by, two.fault.named) == (FaultCode.ABORTED, 0, [0])
     finally:
         two.close()
 

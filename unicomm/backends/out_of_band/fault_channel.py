@@ -226,7 +226,7 @@ class FaultChannel:
         with self._lock:
             if self.fault is not None and self.fault.by != self.rank:
                 # A rank that has not heard of the fault yet must not take this rank's leaving for the cause.
-                self._tell(dataclasses.replace(self.fault, by=self.rank))
+                self._tell(self.fault)
             for peer in self._sockets:
                 bye = wire.Bye(self.counts.entered, self.counts.of(peer, True), self.counts.of(peer, False))
                 self._tell(bye, [peer])
@@ -324,7 +324,7 @@ class FaultChannel:
             # because of a fault that another rank has reported.
             self._left[peer] = message
             self.counts.left = True
-        elif message.by == peer:
+        elif message.by != self.rank:  # it is from `peer`, or passed on by it
             self._set(message, tell=False)
 
     def _compare(self, peer: int, answer: Here) -> None:
