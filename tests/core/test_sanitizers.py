@@ -1,7 +1,7 @@
 """The native core under the address, undefined-behaviour and thread sanitizers, as `make sanitize`, shortly.
 
 The programs and the extension module are built in build/, where a later run finds them. A fresh build takes
-most of the time. Only `make sanitize` checks the module for races, and the kernels of all instruction sets.
+most of the time. Only `make sanitize` checks the kernels of all instruction sets.
 """
 
 from __future__ import annotations
@@ -96,15 +96,21 @@ def test_native_core(sanitizers, tmp_path):
 
 
 @pytest.mark.timeout(3600)
-def test_extension_module(tmp_path):
-    build = built("address,undefined", ["_core"], tmp_path)
-    command = sanitized_module.pytest_command("address", sanitized_module.SHORT)
-    code, output, reports = sanitized_module.run("address", build, command, 600)
+@pytest.mark.parametrize(
+    ("sanitizers", "defect", "says"),
+    [("address,undefined", "overflow", "heap-buffer-overflow"), ("thread", "race", "data race")],
+)
+def test_extension_module(sanitizers, defect, says, tmp_path):
+    kind = sanitizers.partition(",")[0]
+    build = built(sanitizers, ["_core"], tmp_path)
+    command = sanitized_module.pytest_command(kind, sanitized_module.SHORT)
+    code, output, reports = sanitized_module.run(kind, build, command, 600)
     assert (code, reports) == (0, []), output[-8000:]
 
-    command = ["-m", "tests.core.sanitizer_defects", "overflow"]
-    _, output, reports = sanitized_module.run("address", build, command, 120)
-    assert ["heap-buffer-overflow" in report for report in reports] == [True], output[-8000:]
+    command = ["-m", "tests.core.sanitizer_defects", defect]
+    _, output, reports = sanitized_module.run(kind, build, command, 120)
+    assert reports, output[-8000:]
+    assert all(says in report for report in reports)
 
 
 _RACE = """\

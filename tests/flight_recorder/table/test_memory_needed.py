@@ -29,24 +29,29 @@ ALLOWED = 64 << 20
 BESIDE = 128 << 20  # what a process needs anyway; docs/trace/reading.md allows 256 MiB
 MIB = 1 << 20
 
-# The first analysis imports what every later one needs.
+# The first time imports what every later one needs.
 COMMAND = """
 import sys
 from tests.fuzz.limits import measured_memory
 from tests.fuzz.targets import command
-good, path, memory = sys.argv[1:]
-command("trace", "analyze", good)
+good, path, memory, *words = sys.argv[1:]
+command("trace", *words, good)
 grown = measured_memory()
-code, out, errors = command("trace", "analyze", path, "--memory", memory)
+code, out, errors = command("trace", *words, path, "--memory", memory)
 print(code, grown(), errors.replace("\\n", " "))
 """
 
 
-def analyzed(path: Path, memory: int) -> tuple[int, int, str]:
-    """Runs `unicomm trace analyze`; returns its exit code, the memory that it took, and stderr."""
-    good = path.with_name("good.json")
-    good.write_text(json.dumps(dump() | {"rank": 1}))
-    words = [sys.executable, "-c", COMMAND, good, path, memory / (1 << 30)]
+def analyzed(path: Path, memory: int, *command: str) -> tuple[int, int, str]:
+    """Runs a command of `unicomm trace`; returns its exit code, the memory that it took, and stderr.
+
+    `command`: its name and options, by default `analyze`.
+    """
+    good = path.with_name("good")
+    good.mkdir()
+    write_ring(good / "a.ucring", 0, 2, 3)
+    (good / "b.json").write_text(json.dumps(dump() | {"rank": 1}))
+    words = [sys.executable, "-c", COMMAND, good, path, memory / (1 << 30), *(command or ("analyze",))]
     done = run(words, 60, clean_environment(), check=True)
     code, grown, errors = done.stdout.split(" ", 2)
     return int(code), int(grown), errors
@@ -129,18 +134,39 @@ def test_what_needs_much_memory_is_left_out(name, tmp_path):
     assert "allow more by --memory" in errors
 
 
-def test_a_ring_of_holes_is_left_out(tmp_path):
-    """A file of 1 GiB that takes a MiB on disk."""
+COMMANDS = [("analyze",), ("show",), ("show", "--json"), ("top", "--once")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("kind", ["holes", "members"])
+def test_a_ring_is_left_out(kind, command, tmp_path):
+    """A file of 1 GiB that takes a MiB on disk, and one with lists of 16 million ranks."""
     folder = tmp_path / "input"
     folder.mkdir()
-    write_ring(folder / "a.ucring", 0, 2, 3)
-    with (folder / "a.ucring").open("r+b") as file:
-        file.truncate(1 << 30)
-    code, grown, errors = analyzed(folder, ALLOWED)
+    recorder = write_ring(folder / "a.ucring", 0, 2, 3)
+    if kind == "members":
+        for i in range(60):
+            last = MOST_RANKS - 1 - i
+            recorder.add_comm("c", "shm", f"uid{i}", ranks=f"0-{last}", rank=5, size=last + 1)
+    else:
+        with (folder / "a.ucring").open("r+b") as file:
+            file.truncate(1 << 30)
+    code, grown, errors = analyzed(folder, ALLOWED, *command)
     assert grown < ALLOWED + BESIDE
     assert code == 2
     assert "a.ucring" in errors
     assert "allow more by --memory" in errors
+
+
+@pytest.mark.parametrize(("option", "expected"), [("--json", 2), ("--last=0", 2), ("--last=1000", 0)])
+def test_too_many_records_are_not_shown(option, expected, tmp_path):
+    folder = tmp_path / "input"
+    folder.mkdir()
+    for rank in range(4):
+        write_ring(folder / f"{rank}.ucring", rank, 4, 5000, 5000)
+    code, grown, errors = analyzed(folder, ALLOWED, "show", option)
+    assert (code, grown < ALLOWED) == (expected, True)
+    assert ("or show fewer by --last" in errors) == (expected == 2)
 
 
 def test_many_files_together_are_bounded(tmp_path):

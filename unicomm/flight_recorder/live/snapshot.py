@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import item_size
+from unicomm.flight_recorder.memory import Memory
 from unicomm.flight_recorder.ring.reader import (
     ERRORS,
     P2P,
@@ -137,9 +138,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def look(folder: Path | str, everything: bool = False) -> Snapshot:
-    """Returns the snapshot of the rings in `folder`; with `everything` also of ended jobs."""
-    rings, findings = read_folder(folder)
+def look(folder: Path | str, everything: bool = False, memory: Memory | None = None) -> Snapshot:
+    """Returns the snapshot of the rings in `folder`; with `everything` also of ended jobs.
+
+    `memory`: what reading may need; see `read_folder`.
+    """
+    rings, findings = read_folder(folder, memory)
     return snapshot(rings, findings, everything)
 
 

@@ -33,6 +33,7 @@ from unicomm.flight_recorder.texts import format_ranks, printable, ranks_text, s
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
 _MAX_COLUMNS = 8  # more ranks share one column, grouped by state
+_NEEDED = 4096  # bytes that a record needs at most until it is printed
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,12 @@ class Selection:
         chosen = np.sort(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
         out: npt.NDArray[Any] = ring.records[chosen]
         return out
+
+
+def needed(rings: Sequence[Ring], what: Selection) -> int:
+    """Returns the bytes that the chosen records need at most until they are printed."""
+    names = comm_names(rings)
+    return _NEEDED * sum(len(what.records(ring, what.comms(ring, names))) for ring in rings)
 
 
 @dataclass

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicomm.flight_recorder.memory import Memory, TooMuchMemoryError
 from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks, printable, tell_apart
 
 from .call_path import CallPath, Frame, Whose, user_frame
-from .files import read_file, trusted_owners
+from .files import MOST_BYTES, read_file, trusted_owners
 from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
@@ -98,8 +99,9 @@ _MOST_HOST = 255
 _MOST_MEMBERS = 1 << 24  # of all communicators together: 1000 of 16 384 ranks
 _MOST_RECORDS = 1 << 24
 _LATEST = (1 << 63) - 1  # ns, in a column of times
-# Bytes that reading a communicator, a frame, a record, and a byte of text need at most.
+# Bytes that reading a communicator, a frame, a record, and a byte of text need at most; and showing a member.
 _NEEDED_COMM, _NEEDED_FRAME, _NEEDED_RECORD, _NEEDED_TEXT = 1200, 400, 400, 8
+_NEEDED_MEMBER = 64
 
 
 class State(enum.IntEnum):
@@ -457,23 +459,31 @@ def needed_by_ring(head: bytes, size: int) -> int:
     return 2 * size + _NEEDED_TEXT * texts + made
 
 
-def read_ring(source: Path | str | bytes, owners: Collection[int] | None = None) -> Ring:
+def read_ring(
+    source: Path | str | bytes, owners: Collection[int] | None = None, most: int = MOST_BYTES
+) -> Ring:
     """Reads a ring from a file or from bytes.
 
     `owners`: the users to whom a file that was found may belong (`files.trusted_owners`); None for a file
-    that the user has named. Raises `RingError` when the reading fails.
+    that the user has named. `most`: the bytes that the file may have. Raises `RingError` when the reading
+    fails.
     """
     if isinstance(source, bytes):
         return Ring(source)
     try:
-        data = read_file(source, owners)
+        data = read_file(source, owners, most)
     except OSError as error:
         raise RingError(str(error)) from None
     return Ring(data, str(source))
 
 
-def read_folder(folder: Path | str) -> tuple[list[Ring], list[InputRemark]]:
-    """Reads all rings in a folder. Returns them by rank and pid, and a remark for each unreadable one."""
+def read_folder(folder: Path | str, memory: Memory | None = None) -> tuple[list[Ring], list[InputRemark]]:
+    """Reads all rings in a folder. Returns them by rank and pid, and a remark for each unreadable one.
+
+    `memory`: what they may need together, by default half of the free memory. What does not fit is left out.
+    """
+    room = Memory() if memory is None else memory
+    seen: set[str] = set()
     rings: list[Ring] = []
     remarks: list[InputRemark] = []
     paths = sorted(Path(folder).glob(f"*{SUFFIX}"))
@@ -482,8 +492,26 @@ def read_folder(folder: Path | str) -> tuple[list[Ring], list[InputRemark]]:
     owners = trusted_owners(Path(folder))
     for path in paths:
         try:
-            rings.append(read_ring(path, owners))
-        except RingError as error:
+            rings.append(_read_within(room, seen, path, owners))
+        except (RingError, TooMuchMemoryError) as error:
             remarks.append(InputRemark(os.fspath(path), str(error)))
     rings.sort(key=lambda r: (r.rank, r.pid))
     return rings, remarks
+
+
+def _read_within(room: Memory, seen: set[str], path: Path, owners: Collection[int]) -> Ring:
+    """As `read_ring`; raises `TooMuchMemoryError` for a ring for which nothing is left.
+
+    `seen`: the uids of communicators that other rings have; a report lists the members of each once.
+    """
+    try:
+        size = path.lstat().st_size
+        head = read_file(path, owners, size=HEADER.itemsize)
+    except OSError as error:
+        raise RingError(str(error)) from None
+    room.take(needed_by_ring(head, size))
+    ring = read_ring(path, owners, size)
+    fresh = {comm.uid: max(comm.size, 0) for comm in ring.comms if comm.uid not in seen}
+    room.take(_NEEDED_MEMBER * sum(fresh.values()))
+    seen.update(fresh)
+    return ring

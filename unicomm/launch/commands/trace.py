@@ -14,6 +14,7 @@ from .terminal import (
     PlainGroup,
     folder_with_rings,
     in_bytes,
+    print_error,
     print_line,
     print_unreadable,
 )
@@ -43,6 +44,7 @@ def show(
     raw: Annotated[bool, typer.Option("--raw", help="one row for each record")] = False,
     paths: Annotated[bool, typer.Option("--paths", help="the call path of each operation")] = False,
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
+    memory: Gigabytes = None,
 ) -> None:
     """Shows the last operations of all ranks, whether they run, hang, are stopped or were killed.
 
@@ -58,12 +60,14 @@ def show(
 
     from rich.console import Console
 
+    from unicomm.flight_recorder.memory import Memory, TooMuchMemoryError
     from unicomm.flight_recorder.reports import rings_text as tables
     from unicomm.flight_recorder.ring.reader import read_folder
 
     console, errors = Console(), Console(stderr=True)
     where = folder_with_rings(folder, errors)
-    rings, remarks = read_folder(where)
+    room = Memory(in_bytes(memory))
+    rings, remarks = read_folder(where, room)
     if not rings:
         print_unreadable(errors, remarks)
         print_line(
@@ -72,13 +76,16 @@ def show(
             " killed or failed; UNICOMM_TRACE_KEEP=always keeps all, UNICOMM_TRACE_DIR sets the folder.",
         )
         raise typer.Exit(UNUSABLE)
-    ranks = tuple(rank) if rank else None
+    usual = 0 if json else 20
+    what = tables.Selection(usual if last is None else last, comm, tuple(rank) if rank else None)
+    try:
+        room.check(tables.needed(rings, what), "a table of these operations")
+    except TooMuchMemoryError as error:
+        print_error(errors, f"{error}, or show fewer by --last")
+        raise typer.Exit(UNUSABLE) from None
     if json:
-        what = tables.Selection(last or 0, comm, ranks)
         print(json_module.dumps(tables.as_data(rings, remarks, what)))
-        return
-    what = tables.Selection(20 if last is None else last, comm, ranks)
-    if raw:
+    elif raw:
         console.print(tables.render_raw(rings, what, paths))
     else:
         console.print(tables.render(rings, remarks, what, paths))

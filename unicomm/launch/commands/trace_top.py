@@ -10,8 +10,10 @@ import typer
 
 from .terminal import (
     UNUSABLE,
+    Gigabytes,
     end_without_package,
     folder_with_rings,
+    in_bytes,
     print_error,
     print_line,
     print_unreadable,
@@ -38,6 +40,7 @@ def top(
             help="all hosts of a job of `unicomm run`, through one of its hubs",
         ),
     ] = None,
+    memory: Gigabytes = None,
 ) -> None:
     """Watches the ranks on this host: what each does, for how long, and which rank it waits for.
 
@@ -59,12 +62,13 @@ def top(
     from rich.console import Console
 
     from unicomm.flight_recorder.live import snapshot as live
+    from unicomm.flight_recorder.memory import Memory
 
     errors = Console(stderr=True)
     where = folder_with_rings(folder, errors)
 
     def take() -> live.Snapshot:
-        return live.look(where, everything)
+        return live.look(where, everything, Memory(in_bytes(memory)))
 
     snapshot = take()
     if not snapshot.jobs and (once or json or not where.is_dir()):

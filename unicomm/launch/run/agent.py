@@ -17,6 +17,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
 from torch.distributed.launcher import api as launcher
 
 from .job import Job, runs
@@ -123,8 +124,8 @@ def _agent_class(
     return Agent
 
 
-def _timer_class(stop: StopSignals) -> type[Any]:
-    class Timer(dynamic_rendezvous._PeriodicTimer):
+def _timer_class(stop: StopSignals) -> type[_PeriodicTimer]:
+    class Timer(_PeriodicTimer):
         def start(self) -> None:
             with stop.deferred():  # else torch would join a thread that was not started
                 super().start()
