@@ -115,10 +115,11 @@ def pending_ends(kind: str, backend: str, raised: Callable[..., BaseException]) 
 @both_backends
 def test_a_rank_that_comes_later_is_told(backend, raised):
     """Also when the one that aborted had published its part of the operation already."""
-    told = threading.Event()
+    aborted, told = threading.Event(), threading.Event()
 
     def program(comm: Communicator) -> None:
         if comm.get_rank() == 2:
+            assert aborted.wait(60)  # before that, rank 0 may not have told this rank yet
             assert told.wait(60)
             assert not comm.is_aborted()
             error = raised(comm.barrier, False)
@@ -131,6 +132,7 @@ def test_a_rank_that_comes_later_is_told(backend, raised):
             while work.status is not WorkStatus.INPROGRESS:
                 time.sleep(0.001)
             comm.abort()
+            aborted.set()
         assert type(raised(work.wait, 30)) is AbortedError
         if comm.get_rank() == 1:
             told.set()
