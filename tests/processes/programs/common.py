@@ -70,6 +70,12 @@ def settled(before: T, look: Callable[[], T] | None = None) -> T:
     return now
 
 
+def threads() -> tuple[list[str], list[str]]:
+    """Of `holdings()` the threads."""
+    now = holdings()
+    return now["threads"], now["tasks"]
+
+
 def holdings() -> dict[str, list[str]]:
     """What this process holds that a communicator could have left behind."""
     links = []

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 import unicomm
-from tests.processes.programs.common import hear, holdings, say, settled
+from tests.processes.programs.common import hear, holdings, say, settled, threads
 from unicomm import _core, symm
 
 LIBRARY, HOW = sys.argv[1:]
 T, N = 30.0, 1000
+alone = threads()
 comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=60)
+settled(alone, threads)  # its idle threads end
 me, n = comm.get_rank(), comm.get_size()
 table = _core.symm_cuda_ipc(LIBRARY)
 lacks = symm.Capability.SIGNAL | symm.Capability.ATOMICS

@@ -16,18 +16,13 @@ import time
 import torch
 
 import unicomm
-from tests.processes.programs.common import hear, holdings, reporting, say, settled
+from tests.processes.programs.common import hear, holdings, reporting, say, settled, threads
 from tests.symm.exchanges import check_collectives, check_experts
 from tests.symm.gloo_exchanges import check_against_gloo
 from tests.symm.matrices import check_tiles
 from unicomm import symm
 
 HOW = sys.argv[1]
-
-
-def threads():
-    now = holdings()
-    return now["threads"], now["tasks"]
 
 
 # What the first one leaves for the later ones is no leak, but its idle threads end.
