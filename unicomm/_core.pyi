@@ -75,6 +75,12 @@ class Counts:
 
     @left.setter
     def left(self, arg: bool, /) -> None: ...
+    @property
+    def hearing(self) -> bool:
+        """Whether what another rank has told is being read."""
+
+    @hearing.setter
+    def hearing(self, arg: bool, /) -> None: ...
     def next(self, peer: int, send: bool) -> int:
         """Counts a message without a tag to or from `peer`; returns its number."""
 

@@ -31,6 +31,10 @@ void bind_operations(nb::module_& m) {
             "left", [](const Counts& c) { return c.left.load(); },
             [](Counts& c, bool left) { c.left = left; },
             "Whether a rank has left: then native code takes no operation.")
+        .def_prop_rw(
+            "hearing", [](const Counts& c) { return c.hearing.load(); },
+            [](Counts& c, bool hearing) { c.hearing = hearing; },
+            "Whether what another rank has told is being read.")
         .def("next", &Counts::next, nb::arg("peer"), nb::arg("send"),
              "Counts a message without a tag to or from `peer`; returns its number.")
         .def(

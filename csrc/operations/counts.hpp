@@ -19,6 +19,8 @@ struct Counts {
     std::atomic<uint64_t> whole{0};  // collectives of which this communicator's are parts
     // A rank has left: native code leaves all operations to Python code, which knows who may still be needed.
     std::atomic<bool> left{false};
+    // What another rank has told is being read, and is not known yet.
+    std::atomic<bool> hearing{false};
 
     void begin_whole(uint32_t code) {
         ++whole;

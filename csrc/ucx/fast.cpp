@@ -198,7 +198,8 @@ Fault Fast::swap(Running& running, Slots& slots, const void* head, Piece first,
 // A rank that was stopped, here or before, may find the data of ranks that have given the operation up
 // since. The number stays: nothing else begins meanwhile.
 Fault Fast::given_up(const Running& running) {
-    const bool looks = running.took_long() || told() || worker_->stopped();
+    // In this order: what is no longer unread is being read, and what was read has stopped the worker.
+    const bool looks = running.took_long() || told() || counts_.hearing || worker_->stopped();
     return looks && ask("given_up", counts_.entered) ? failed("it was given up") : Fault{};
 }
 

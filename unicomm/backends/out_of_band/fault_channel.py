@@ -187,6 +187,8 @@ class FaultChannel:
             look.register(s, select.POLLIN)
         while look.poll(0) and self.fault is None and time.monotonic() < end:
             time.sleep(_LOOK / 10)
+        with self._lock:  # what it is reading
+            return
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""
@@ -293,20 +295,27 @@ class FaultChannel:
             # Under the lock: a socket that is closed while it is read may have another's number by then.
             if self._closed:
                 return
+            self.counts.hearing = True
             try:
-                data = self._sockets[peer].recv(1 << 16)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                data, self._gone[peer] = b"", error.strerror or str(error)
-            if not data:
-                self._gone.setdefault(peer, "")
-                return
-            try:
-                for message in self._inbox[peer].feed(data):
-                    self._hear(peer, message)
-            except ValueError as error:
-                self._gone[peer] = f"it sent an unreadable message ({error})"
+                self._read(peer)
+            finally:
+                self.counts.hearing = False
+
+    def _read(self, peer: int) -> None:
+        try:
+            data = self._sockets[peer].recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            data, self._gone[peer] = b"", error.strerror or str(error)
+        if not data:
+            self._gone.setdefault(peer, "")
+            return
+        try:
+            for message in self._inbox[peer].feed(data):
+                self._hear(peer, message)
+        except ValueError as error:
+            self._gone[peer] = f"it sent an unreadable message ({error})"
 
     def _hear(self, peer: int, message: wire.Message) -> None:
         if isinstance(message, wire.Ask):
