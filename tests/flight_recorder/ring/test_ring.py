@@ -1,6 +1,7 @@
 """Reading rings: layout, contents, wrap, damage."""
 
 import struct
+import subprocess
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import ROOT
 from tests.commands import run
 from tests.flight_recorder.rings import ALL_REDUCE, RECV, SEND, write_ring
 from unicomm import _core
@@ -211,3 +213,34 @@ def test_texts_of_communicators_that_ended_make_room(tmp_path):
     found = {c.uid for c in here.comms}
     assert len(found) == len(here.comms)  # no two share a text that one of them may replace
     assert "a longer unique id" in found
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.flight_recorder.rings import write_ring
+recorder = write_ring(Path(sys.argv[1]), 0, 2, 3)
+print("ready", flush=True)
+sys.stdin.readline()
+recorder.close(sys.argv[2] == "removed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "state"), [("kept", "ended"), ("removed", "ended"), ("replaced", "killed"), ("killed", "killed")]
+)
+def test_a_process_that_ends_after_its_ring_was_read(tmp_path, end, state):
+    path = tmp_path / "a.ucring"
+    command = [sys.executable, "-c", PROGRAM, path, end]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        ring, copy = read_ring(path), read_ring(path.read_bytes())
+        if end in ("killed", "replaced"):
+            process.kill()
+        process.communicate("\n", timeout=60)
+    if end == "replaced":
+        path.unlink()
+        write_ring(path, 0, 2, 3).close(False)
+    assert ring.process_state == state
+    assert copy.process_state == "killed"  # which nothing contradicts

@@ -23,7 +23,7 @@ from unicomm.flight_recorder.memory import Memory, TooMuchMemoryError
 from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks, printable, tell_apart
 
 from .call_path import CallPath, Frame, Whose, user_frame
-from .files import MOST_BYTES, read_file, trusted_owners
+from .files import ANYONE, MOST_BYTES, read_file, trusted_owners
 from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
@@ -177,8 +177,9 @@ class Ring:
         data: the bytes of the ring.
     """
 
-    def __init__(self, data: bytes | memoryview, path: str = "") -> None:
-        self.path = path
+    def __init__(self, data: bytes | memoryview, path: str = "", in_place: bool = False) -> None:
+        """`in_place`: the data were just read from the file `path`, the process's own or a copy."""
+        self.path, self._in_place = path, in_place
         if len(data) < HEADER.itemsize:
             raise RingError(f"{len(data)} bytes are not a ring")
         self.header = head = np.frombuffer(data, HEADER, 1)[0]
@@ -379,12 +380,27 @@ class Ring:
             return "elsewhere"
         if self.meta.get("pid_namespace", here := pid_namespace()) != here:
             return "elsewhere"
-        if process_start_ticks(self.pid) != int(self.header["proc_start_ticks"]):
-            return "ended" if self.closed else "killed"
-        code = process_code(self.pid)
+        same = process_start_ticks(self.pid) == int(self.header["proc_start_ticks"])
+        code = process_code(self.pid) if same else ""
         if not code:
-            return "ended" if self.closed else "killed"
+            return "ended" if self.closed or self._closed_since() else "killed"
         return "stopped" if code in "Tt" else "running"
+
+    def _closed_since(self) -> bool:
+        """Whether the process, which is gone, closed its ring after the ring was read."""
+        if not self._in_place:
+            return False
+        try:
+            data = read_file(self.path, ANYONE, size=HEADER.itemsize)
+        except FileNotFoundError:
+            return True  # who ends well removes it, unless it is to be kept
+        except OSError:
+            return False
+        if len(data) < HEADER.itemsize:
+            return False
+        head = np.frombuffer(data, HEADER, 1)[0]
+        same = all(head[field] == self.header[field] for field in ("pid", "proc_start_ticks"))
+        return same and bool(int(head["flags"]) & _CLEAN_CLOSE)
 
     @property
     def runs_here(self) -> bool:
@@ -474,7 +490,7 @@ def read_ring(
         data = read_file(source, owners, most)
     except OSError as error:
         raise RingError(str(error)) from None
-    return Ring(data, str(source))
+    return Ring(data, str(source), in_place=True)
 
 
 def read_folder(folder: Path | str, memory: Memory | None = None) -> tuple[list[Ring], list[InputRemark]]:

@@ -233,7 +233,7 @@ def _opened(one: Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | b
     if not isinstance(parsed, bytes | memoryview) or one.path.endswith(SIDE_FILES):
         return bytes(parsed) if isinstance(parsed, memoryview) else parsed
     try:
-        return Ring(parsed, one.path)
+        return Ring(parsed, one.path, in_place=one.file is not None)
     except RingError as error:
         return InputRemark(one.path, str(error))
 
