@@ -15,6 +15,7 @@ import torch
 import unicomm
 from tests import ROOT
 from tests.commands import run
+from unicomm.backends.out_of_band.fault_channel import FaultChannel
 from unicomm.backends.ucx import backend
 from unicomm.backends.ucx.backend import _worker
 from unicomm.backends.ucx.library import UCX, open_library, why_not
@@ -132,6 +133,30 @@ def test_a_device_that_comes_late(monkeypatch):
 
     assert run_ranks(program, 2, backend="ucx") == [2.0] * 2
     assert sorted(made) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("operation", ["message", "collective"])
+def test_whose_connection_has_ended_is_named_even_if_nobody_tells(operation, monkeypatch, raised):
+    """As when a link is cut: UCX may notice it before the connections for failures do."""
+    monkeypatch.setattr(FaultChannel, "explain", lambda channel, awaits: None)
+    over = threading.Event()
+
+    def program(comm):
+        if comm.get_rank() == 1:
+            comm.unsafe_backend.worker.drop()
+        if comm.get_rank() != 0:
+            assert over.wait(60)
+            return
+        if operation == "message":
+            error = raised(comm.recv, torch.ones(4), 1, False)
+        else:
+            error = raised(comm.barrier, False)
+        over.set()
+        assert type(error) is unicomm.PeerLostError
+        assert error.culprits == (1,)
+        assert "rank 1 is gone (" in error.message
+
+    run_ranks(program, 3 if operation == "message" else 2, backend="ucx", timeout=60)
 
 
 def test_an_error_of_a_split_names_global_ranks(monkeypatch):
