@@ -43,7 +43,10 @@ struct Fault {
 
 // Failures of the operating system at creation (no memory, no permission), with errno's text.
 struct SystemFailure : std::runtime_error {
-    using std::runtime_error::runtime_error;
+    explicit SystemFailure(const std::string& what, int number = 0) : runtime_error(what), number(number) {}
+    // Whether this process lacks memory or descriptors, so that no other rank is to blame.
+    bool is_want() const;
+    int number;  // errno, if there is one
 };
 [[noreturn]] void throw_errno(const std::string& what);
 

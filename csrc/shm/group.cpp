@@ -462,7 +462,8 @@ Fault Group::reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes
         } catch (const SystemFailure& failure) {
             Fault fault;
             if (is_ending(rank) && must_stop({rank}, ~uint64_t{0}, true, fault)) return break_group(fault);
-            return break_group({FaultCode::kInternal, {rank}, {}, failure.what()});
+            return break_group(
+                {FaultCode::kInternal, {failure.is_want() ? rank_ : rank}, {}, failure.what()});
         }
         base = heaps_[r]->base(), size = heaps_[r]->size();
     }

@@ -63,3 +63,12 @@ def test_ucx_without_memory_for_what_arrives(start):
         assert "UCX has no memory for what arrives" in said["text"]
     assert "rank 1" in job[0].events[-1]["text"]
     assert job.end() == [0, 0]
+
+
+def test_a_rank_without_room_for_the_tensor_of_another_is_to_blame_itself(start):
+    job = start("without_room.py", 2)
+    for said in job.next("error"):
+        assert (said["type"], said["culprits"]) == ("BackendError", [1]), said
+    assert "cannot map the tensors of process" in job[1].events[-1]["text"]
+    assert "see that rank's own error" in job[0].events[-1]["text"]
+    assert job.end() == [0, 0]
