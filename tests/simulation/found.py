@@ -210,4 +210,29 @@ FOUND: dict[str, Program] = {
         ],
         "faults": [{"kind": "stop", "rank": 1, "op": 1, "after": 1, "seconds": 30.0}],
     },
+    "the judge: a rank hears late that a creation had timed out before another rank was killed": {
+        "ranks": 6,
+        "host": 5,
+        "schedule": 61008318,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "b", "timeout": 5.0, "reconf": True},
+            {
+                "op": "msgs",
+                "comm": "c1",
+                "sends": [[2, 4, 0, 1], [3, 1, 0, 1]],
+                "any": False,
+                "order": 956,
+                "timeout": 5.0,
+            },
+            {"op": "split", "comm": "c1", "parts": [[5], [0, 4, 3, 2, 1]], "child": "c2", "timeout": 10.0},
+            {"op": "create", "comm": "c3", "name": "a", "timeout": 3.0, "reconf": True},
+            {
+                "op": "batch",
+                "comm": "c1",
+                "sends": [[2, 3, 0, 5], [0, 2, 1, 1], [5, 1, 1, 5], [2, 3, 0, 1], [2, 3, 0, 5]],
+                "timeout": 5.0,
+            },
+        ],
+        "faults": [{"kind": "kill", "rank": 2, "op": 4, "after": 3}],
+    },
 }

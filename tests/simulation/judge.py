@@ -268,8 +268,9 @@ class _Judge:
             kind, error = self._kind(record), record.error
             if error is None or kind in ("cause", "final") or isinstance(error, NotReadyError):
                 continue
-            if record.ended < run.died[dead]:
-                continue
+            peers = self._by_op[record.op].values()
+            if any(r.error is not None and r.ended < run.died[dead] for r in peers):
+                continue  # it had failed before, and this rank is told of that
             named = {record.members[r] for r in error.culprits if r < len(record.members)}
             if kind in ("create", "split"):
                 named = set(error.culprits)
