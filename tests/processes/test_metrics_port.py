@@ -132,8 +132,9 @@ def test_it_ends_with_the_job(launch, tmp_path, eventually):
 
 
 def test_it_ends_with_a_launcher_that_is_killed(launch, tmp_path, eventually):
-    process, _, pid = hung(launch, tmp_path, eventually)
+    process, url, pid = hung(launch, tmp_path, eventually)
     [exporter] = exporters(process.pid)
+    scrape(url)  # it has begun: from then on it ends with the launcher
     os.kill(exporter, signal.SIGSTOP)  # not even then it stays
     process.signal(signal.SIGKILL)
     assert process.end(WITHIN) == -signal.SIGKILL
