@@ -325,7 +325,7 @@ def test_no_thread_outlives_the_job(tmp_path):
 
 
 def test_a_signal_just_before_a_thread_of_torch_starts(tmp_path):
-    """torch joins that thread at the end."""
+    """At the end torch joins its keep-alive thread, which must have started by then."""
     before = """
 start = threading.Thread.start
 def interrupted(self):

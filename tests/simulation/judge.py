@@ -171,7 +171,7 @@ class _Judge:
         return [record.members[r] for r in named if r < len(record.members)]
 
     def _is_from_anywhere(self, record: Record, error: CommError) -> bool:
-        """Whether an error of messages is that of a receive from any rank, of which others hear, too."""
+        """Whether an error is that of a receive from any rank: its own, or one that another rank has told."""
         mine = self._ops[record.op]
         return mine["any"] or any(
             self._kind(other) == "msgs"

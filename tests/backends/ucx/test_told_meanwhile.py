@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
 
 
 def test_a_fault_that_is_being_read(monkeypatch, raised):
-    """Rank 1 has rank 0's data, and its thread reads that rank 0 has aborted, when it calls the barrier."""
+    """Rank 1 calls the barrier when it has rank 0's data, and is just reading that rank 0 has aborted."""
     reading, go_on = threading.Event(), threading.Event()
     hear = FaultChannel._hear
 

@@ -6,6 +6,7 @@ lines that tell it to go on.
 
 import json
 import os
+import resource
 import sys
 import threading
 import time
@@ -68,6 +69,17 @@ def settled(before: T, look: Callable[[], T] | None = None) -> T:
     while (now := look()) != before and time.monotonic() < deadline:
         os.sched_yield()
     return now
+
+
+def limit_memory(more: int) -> None:
+    """From now on this process may map `more` bytes on top of what it has; `lift_limit` ends that."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+
+def lift_limit() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def threads() -> tuple[list[str], list[str]]:

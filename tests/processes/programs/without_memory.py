@@ -1,12 +1,9 @@
 """Rank 1 may map no more memory, when more messages are on their way to it than it has room for."""
 
-import resource
-from pathlib import Path
-
 import torch
 
 import unicomm
-from tests.processes.programs.common import hear, reporting, say
+from tests.processes.programs.common import hear, lift_limit, limit_memory, reporting, say
 
 MESSAGES, COUNT = 400, 12_000  # 48 kB each
 
@@ -22,12 +19,10 @@ if comm.get_rank() == 0:
         comm.barrier(False)
 else:
     hear()
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    room = pages * resource.getpagesize() + (1 << 17)
-    resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
+    limit_memory(1 << 17)
     with reporting():
         for _ in range(MESSAGES):
             comm.recv(x, 0, False)
         comm.barrier(False)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    lift_limit()
 comm.finalize(1.0)

@@ -187,8 +187,8 @@ class FaultChannel:
             look.register(s, select.POLLIN)
         while look.poll(0) and self.fault is None and time.monotonic() < end:
             time.sleep(_LOOK / 10)
-        with self._lock:  # what it is reading
-            return
+        with self._lock:
+            pass  # the thread has noted what it was reading
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""

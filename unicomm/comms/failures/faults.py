@@ -324,7 +324,7 @@ def _internal(fault: Fault) -> CommError:
     hint = "please report this"
     if fault.library != "shm":
         hint = f"the rest of {fault.library}'s message is in the __cause__ of that rank's error"
-    elif fault.detail.endswith("gave up"):
+    elif fault.by >= 0:
         hint = "see that rank's own error"
     elif fault.detail.startswith("cannot"):  # the system has refused something
         hint = "is there memory left, and file descriptors? if it goes on, allocate with torch.empty"

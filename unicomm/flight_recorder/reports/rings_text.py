@@ -73,7 +73,7 @@ class Selection:
 
 
 def needed(rings: Sequence[Ring], what: Selection) -> int:
-    """Returns the bytes that the chosen records need at most until they are printed."""
+    """Returns how many bytes it takes at most to print the chosen records."""
     names = comm_names(rings)
     return _NEEDED * sum(len(what.records(ring, what.comms(ring, names))) for ring in rings)
 

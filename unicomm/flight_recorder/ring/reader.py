@@ -99,7 +99,8 @@ _MOST_HOST = 255
 _MOST_MEMBERS = 1 << 24  # of all communicators together: 1000 of 16 384 ranks
 _MOST_RECORDS = 1 << 24
 _LATEST = (1 << 63) - 1  # ns, in a column of times
-# Bytes that reading a communicator, a frame, a record, and a byte of text need at most; and showing a member.
+# Bytes that are needed at most: to read a communicator, a frame, a record and a byte of text, and to show a
+# member of a communicator.
 _NEEDED_COMM, _NEEDED_FRAME, _NEEDED_RECORD, _NEEDED_TEXT = 1200, 400, 400, 8
 _NEEDED_MEMBER = 64
 
@@ -525,9 +526,10 @@ def _read_within(room: Memory, seen: set[str], path: Path, owners: Collection[in
         head = read_file(path, owners, size=HEADER.itemsize)
     except OSError as error:
         raise RingError(str(error)) from None
-    room.take(needed_by_ring(head, size))
+    needed = needed_by_ring(head, size)
+    room.check(needed)
     ring = read_ring(path, owners, size)
     fresh = {comm.uid: max(comm.size, 0) for comm in ring.comms if comm.uid not in seen}
-    room.take(_NEEDED_MEMBER * sum(fresh.values()))
+    room.take(needed + _NEEDED_MEMBER * sum(fresh.values()))  # not before: a damaged ring keeps nothing
     seen.update(fresh)
     return ring
