@@ -162,9 +162,10 @@ def contenders(group: str) -> tuple[int, int, dict[str, tuple[Maker, Empty]]]:
         interface = {"interface": os.environ["BENCH_INTERFACE"]}
         flat = unicomm.new_comm("gloo", "cpu", name="flat", hints=interface)
         table = {"unicomm": (communicator(comm), torch.empty)}
-        if not ucx.why_not():
-            by_gloo = unicomm.new_comm("auto", "cpu", name="by gloo", hints=interface | {"between": "gloo"})
-            table["unicomm, gloo"] = (communicator(by_gloo), torch.empty)
+        for between in ("gloo",) if ucx.why_not() else ("ucx", "gloo"):
+            hints = interface | {"between": between}
+            other = unicomm.new_comm("auto", "cpu", name=f"by {between}", hints=hints)
+            table[f"unicomm, {between}"] = (communicator(other), torch.empty)
         table |= {
             "unicomm, flat": (communicator(flat), torch.empty),
             "Gloo": (process_group(dist.group.WORLD), torch.empty),

@@ -32,7 +32,8 @@ LAYOUTS: tuple[tuple[str, int, str, dict[str, str]], ...] = (
     ("1 rank", 1, "shm", {}),
     ("2 ranks, shm", 2, "shm", {}),
     ("4 ranks, shm", 4, "shm", {}),
-    ("2 hosts of 2 ranks, Gloo", 4, "auto", _HOSTS),
+    ("2 hosts of 2 ranks, TCP", 4, "auto", _HOSTS),
+    ("2 hosts of 2 ranks, Gloo", 4, "auto", _HOSTS | {"between": "gloo"}),
     ("2 hosts of 2 ranks, UCX", 4, "auto", _HOSTS | {"between": "ucx"}),
     ("4 ranks, MPI", 4, "mpi", {}),
 )

@@ -24,6 +24,7 @@ _FACES = {
 }
 _BACKEND = _PROTOCOLS | {"comms.failures"}
 _SHARED = {"backends.bootstrap", "backends.out_of_band", "backends.vendor"}
+_FAR = {"backends.gloo", "backends.transport", "backends.tcp", "backends.ucx"}
 
 #: What each room may import. The longest prefix of a module's name is its room. A room may import itself, and
 #: those in CORE the native core.
@@ -55,17 +56,15 @@ MAY_IMPORT = {
     "backends.shm": _BACKEND | {"backends.bootstrap"},
     "backends.fake": _BACKEND,
     "backends.gloo": _BACKEND | _SHARED,
-    "backends.ucx": _BACKEND | _SHARED,
+    "backends.transport": _BACKEND | {"backends.bootstrap", "backends.out_of_band"},
+    "backends.tcp": _BACKEND | {"backends.out_of_band", "backends.transport"},
+    "backends.ucx": _BACKEND | _SHARED | {"backends.transport"},
     "backends.mpi": _BACKEND | _SHARED,
     "backends.nccl": _BACKEND | _SHARED,
     "backends.shmem": _BACKEND | _SHARED,
     # Collectives over several hosts compose those of their parts, and `auto` meets before it chooses.
-    "backends.hosts": _BACKEND
-    | _SHARED
-    | {"backends.shm", "backends.gloo", "backends.ucx", "comms.execution"},
-    "backends.auto": _BACKEND
-    | _SHARED
-    | {"backends.shm", "backends.gloo", "backends.ucx", "backends.hosts", "comms.membership"},
+    "backends.hosts": _BACKEND | _SHARED | _FAR | {"backends.shm", "comms.execution"},
+    "backends.auto": _BACKEND | _SHARED | _FAR | {"backends.shm", "backends.hosts", "comms.membership"},
     "backends.registry": _MEMBERSHIP | {"comms.communicator", "backends.bootstrap"},
     "c10d": _MEMORY | _FACES | {"backends.bootstrap", "backends.registry"},
     "symm": _MEMORY | _FACES,

@@ -56,8 +56,8 @@ class _Page(ctypes.Structure):
     _fields_ = (("head", ctypes.c_char * 128), ("waits", _WaitSlot * 64))
 
 
-def looks(pid: int) -> dict[tuple[int, int], int]:
-    """The looks of each rank of a process that waits, by the numbers of process and wait."""
+def _slots(pid: int) -> list[_WaitSlot]:
+    """The slots of the waits of a process; none if it has no wait table."""
     page = _Page()
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
@@ -68,8 +68,18 @@ def looks(pid: int) -> dict[tuple[int, int], int]:
                 file.readinto(page)  # type: ignore[attr-defined]
         except OSError:  # closed meanwhile
             continue
-        return {(pid, slot.version): slot.looks for slot in page.waits if slot.version and slot.taken}
-    return {}
+        return [slot for slot in page.waits if slot.version and slot.taken]
+    return []
+
+
+def looks(pid: int) -> dict[tuple[int, int], int]:
+    """The looks of each rank of a process that waits, by the numbers of process and wait."""
+    return {(pid, slot.version): slot.looks for slot in _slots(pid)}
+
+
+def waits(pid: int) -> set[tuple[int, int]]:
+    """The ranks of a process that wait, with the segments that their communicators share."""
+    return {(slot.comm, slot.rank) for slot in _slots(pid)}
 
 
 class Looks:

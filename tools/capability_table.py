@@ -33,6 +33,7 @@ from unicomm.testing import conformance, run_ranks
 #: What the table's columns run: backend, hints and number of ranks, 0 for a backend that is tried elsewhere.
 COLUMNS: dict[str, tuple[str, dict[str, str], int]] = {
     "shm": ("shm", {}, 2),
+    "tcp": ("tcp", {}, 2),
     "gloo": ("gloo", {}, 2),
     "ucx": ("ucx", {}, 2),
     "mpi": ("mpi", {}, 0),

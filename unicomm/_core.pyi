@@ -81,10 +81,12 @@ class Counts:
 
     @hearing.setter
     def hearing(self, arg: bool, /) -> None: ...
-    def next(self, peer: int, send: bool) -> int:
-        """Counts a message without a tag to or from `peer`; returns its number."""
+    def next(self, peer: int, send: bool, part: bool = False) -> int:
+        """
+        Counts a message without a tag to or from `peer`; returns its number. `part`: of a collective.
+        """
 
-    def of(self, peer: int, send: bool) -> int:
+    def of(self, peer: int, send: bool, part: bool = False) -> int:
         """How many messages there were to or from `peer`."""
 
 class Recorder:
@@ -636,66 +638,16 @@ class NcclLibrary:
 def nccl_config_fields() -> list[tuple[str, bool, int]]: ...
 def nccl_config_bytes(version: int) -> int: ...
 
-class UcxFailure(RuntimeError):
+class TransportFailure(RuntimeError):
     pass
 
-class UcxLibrary:
-    """An opened libucp."""
-
-    def __init__(self, path: str, loaded_only: bool) -> None:
-        """Opens the library; raises OSError if it is none, or too old."""
-
-    @property
-    def version(self) -> tuple[int, int, int]: ...
-    @property
-    def file(self) -> str: ...
-    def functions(self) -> list[tuple[str, int, bool]]:
-        """
-        Each function that may be used: name, since which version, whether the library has it.
-        """
-
-    def set_log_level(self, level: str) -> bool:
-        """
-        Sets the level of UCX's own log, of this process. Returns False if it is none.
-        """
-
-def end_full_sockets(epoll: int, seconds: float) -> int:
-    """
-    Ends the sending side of the TCP sockets below an epoll file whose buffers stay full. Returns how many.
-    """
-
-def ucx_most_in_slot(size: int) -> int:
+def most_in_slot(size: int) -> int:
     """
     Bytes of a rank's data that travel with what it calls, if all of so many ranks need them.
     """
 
-class UcxWorker:
-    """One communicator's worker of UCX."""
-
-    def __init__(
-        self,
-        library: UcxLibrary,
-        rank: int,
-        size: int,
-        settings: Sequence[tuple[str, str, bool]],
-        spin: float,
-    ) -> None:
-        """
-        `settings`: names without UCX_, values, and whether this UCX has to have them. `spin`: seconds that a wait polls before it sleeps.
-        """
-
-    @property
-    def address(self) -> bytes: ...
-    def connect(self, addresses: Sequence[bytes]) -> None:
-        """Makes the endpoints to all workers, by the ranks' addresses."""
-
-    def greet(self, seconds: float) -> bool:
-        """
-        Exchanges a message with every rank. Returns False when one did not come.
-        """
-
-    def transports(self, peer: int) -> list[str]:
-        """The ways to a peer, as transport/device; [] if this UCX does not tell."""
+class Transport:
+    """What carries one communicator's messages."""
 
     def stop(self) -> None:
         """By any thread: ends all waits from now on."""
@@ -708,11 +660,11 @@ class UcxWorker:
 
     def drop(self) -> bool:
         """
-        Ends the connections. Returns False if UCX may still touch the memory of messages.
+        Ends the connections. Returns False if the memory of messages may still be touched.
         """
 
     def forget(self) -> None:
-        """For a forked child: calls nothing of UCX."""
+        """For a forked child: lets go without a word to anybody."""
 
     def gather(self, head: bytes, data: int, bytes: int) -> bool:
         """Exchanges slots with all ranks. Returns whether they call the same."""
@@ -766,13 +718,13 @@ class SupervisedOperations(FastOperations):
     def wait_idle(self) -> None:
         """Waits until no operation runs."""
 
-class UcxOperations(SupervisedOperations):
+class TransportOperations(SupervisedOperations):
     pass
 
-class UcxFast(UcxOperations):
-    """Small operations of a worker, for a fast path."""
+class TransportFast(TransportOperations):
+    """Operations of a transport, for a fast path."""
 
-    def __init__(self, worker: UcxWorker, compares: bool, counts: Counts, supervisor: object) -> None:
+    def __init__(self, transport: Transport, compares: bool, counts: Counts, supervisor: object) -> None:
         """`supervisor` is held weakly."""
 
     def fits(self, op: int, bytes: int) -> bool:
@@ -798,14 +750,78 @@ class UcxFast(UcxOperations):
         The messages of the last exchange: peer, whether it is a send, number, bytes.
         """
 
-class UcxMessages:
-    """Messages of a worker that complete one by one."""
+class TransportMessages:
+    """Messages of a transport that complete one by one."""
 
-    def __init__(self, worker: UcxWorker) -> None: ...
+    def __init__(self, transport: Transport) -> None: ...
     def add(self, number: int, send: bool, peer: int, data: int, bytes: int, tag: int) -> None: ...
     def wait(self, limit: float, all: bool) -> list[tuple[int, int, int]] | None:
         """
-        Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over; None if the worker was stopped, or not `all` came in time.
+        Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over; None if the transport was stopped, or not `all` came in time.
+        """
+
+class UcxLibrary:
+    """An opened libucp."""
+
+    def __init__(self, path: str, loaded_only: bool) -> None:
+        """Opens the library; raises OSError if it is none, or too old."""
+
+    @property
+    def version(self) -> tuple[int, int, int]: ...
+    @property
+    def file(self) -> str: ...
+    def functions(self) -> list[tuple[str, int, bool]]:
+        """
+        Each function that may be used: name, since which version, whether the library has it.
+        """
+
+    def set_log_level(self, level: str) -> bool:
+        """
+        Sets the level of UCX's own log, of this process. Returns False if it is none.
+        """
+
+def end_full_sockets(epoll: int, seconds: float) -> int:
+    """
+    Ends the sending side of the TCP sockets below an epoll file whose buffers stay full. Returns how many.
+    """
+
+class UcxWorker(Transport):
+    """One communicator's worker of UCX."""
+
+    def __init__(
+        self,
+        library: UcxLibrary,
+        rank: int,
+        size: int,
+        settings: Sequence[tuple[str, str, bool]],
+        spin: float,
+    ) -> None:
+        """
+        `settings`: names without UCX_, values, and whether this UCX has to have them. `spin`: seconds that a wait polls before it sleeps.
+        """
+
+    @property
+    def address(self) -> bytes: ...
+    def connect(self, addresses: Sequence[bytes]) -> None:
+        """Makes the endpoints to all workers, by the ranks' addresses."""
+
+    def greet(self, seconds: float) -> bool:
+        """
+        Exchanges a message with every rank. Returns False when one did not come.
+        """
+
+    def transports(self, peer: int) -> list[str]:
+        """The ways to a peer, as transport/device; [] if this UCX does not tell."""
+
+class TcpStreams(Transport):
+    """One communicator's TCP connections."""
+
+    def __init__(self, rank: int, size: int, spin: float) -> None:
+        """`spin`: seconds that a wait polls before it sleeps. Raises OSError."""
+
+    def connect(self, connections: Sequence[int]) -> None:
+        """
+        Takes over the descriptors of connected sockets to the ranks, with -1 for this one. Raises OSError, and has closed them then.
         """
 
 def hosts_most_in_slot(hosts: int) -> int:
@@ -833,7 +849,7 @@ class HostsFast(SupervisedOperations):
     def __init__(
         self,
         near: ShmGroup,
-        far: UcxFast,
+        far: TransportFast,
         hosts: Sequence[Sequence[int]],
         rank: int,
         crowded: bool,
@@ -865,7 +881,7 @@ class HostsFast(SupervisedOperations):
     @property
     def awaited_near(self) -> list[tuple[int, bool, int, int]]:
         """
-        The messages within the host that run, or have failed, as `UcxFast.awaited`.
+        The messages within the host that run, or have failed, as `TransportFast.awaited`.
         """
 
     @property

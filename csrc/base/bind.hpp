@@ -61,7 +61,9 @@ void bind_short_methods(nb::module_& m);
 void bind_work(nb::module_& m);
 void bind_single_messages(nb::module_& m);
 void bind_nccl(nb::module_& m);
+void bind_transport(nb::module_& m);
 void bind_ucx(nb::module_& m);
+void bind_tcp(nb::module_& m);
 void bind_hosts(nb::module_& m);
 void bind_symm(nb::module_& m);
 }  // namespace unicomm

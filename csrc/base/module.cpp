@@ -34,7 +34,9 @@ NB_MODULE(_core, m) {
     unicomm::bind_wire(m);
     unicomm::bind_shm(m);
     unicomm::bind_nccl(m);
+    unicomm::bind_transport(m);
     unicomm::bind_ucx(m);
+    unicomm::bind_tcp(m);
     unicomm::bind_hosts(m);
     unicomm::bind_symm(m);
 }

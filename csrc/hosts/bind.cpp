@@ -13,7 +13,7 @@ namespace unicomm {
 void bind_hosts(nb::module_& m) {
     using hosts::Fast;
     using hosts::Part;
-    m.def("hosts_most_in_slot", &ucx::Slots::most_of_host, nb::arg("hosts"),
+    m.def("hosts_most_in_slot", &transport::Slots::most_of_host, nb::arg("hosts"),
           "Bytes of a host's data for all others that travel with what its ranks call.");
     m.def("hosts_signature", &hosts::signature, nb::arg("op"), nb::arg("dtype"), nb::arg("how"),
           nb::arg("root"), nb::arg("count"), nb::arg("extra"),
@@ -23,17 +23,16 @@ void bind_hosts(nb::module_& m) {
         .value("NEAR", Part::kNear)
         .value("LATE", Part::kLate)
         .value("FAR", Part::kFar);
-    nb::class_<Fast, ucx::SupervisedOperations>(m, "HostsFast",
-                                                "Operations on several hosts, for a fast path.")
-        .def(
-            nb::init<nb::object, nb::object, std::vector<std::vector<int>>, int, bool, double, double,
-                     nb::handle>(),
-            nb::arg("near"), nb::arg("far"), nb::arg("hosts"), nb::arg("rank"), nb::arg("crowded"),
-            nb::arg("slack"), nb::arg("for_others"), nb::arg("supervisor"),
-            nb::sig(
-                "def __init__(self, near: ShmGroup, far: UcxFast, hosts: Sequence[Sequence[int]], rank: int, "
-                "crowded: bool, slack: float, for_others: float, supervisor: object) -> None"),
-            "`supervisor` is held weakly.")
+    nb::class_<Fast, transport::SupervisedOperations>(m, "HostsFast",
+                                                      "Operations on several hosts, for a fast path.")
+        .def(nb::init<nb::object, nb::object, std::vector<std::vector<int>>, int, bool, double, double,
+                      nb::handle>(),
+             nb::arg("near"), nb::arg("far"), nb::arg("hosts"), nb::arg("rank"), nb::arg("crowded"),
+             nb::arg("slack"), nb::arg("for_others"), nb::arg("supervisor"),
+             nb::sig("def __init__(self, near: ShmGroup, far: TransportFast, hosts: Sequence[Sequence[int]], "
+                     "rank: int, "
+                     "crowded: bool, slack: float, for_others: float, supervisor: object) -> None"),
+             "`supervisor` is held weakly.")
         .def(
             "fits",
             [](Fast& f, uint32_t op, int dtype, int red, size_t bytes) {
@@ -74,7 +73,7 @@ void bind_hosts(nb::module_& m) {
         .def("over", &Fast::over, "A failed operation is over, whose cause is known.")
         .def_prop_ro("awaited_near", &Fast::awaited_near,
                      nb::sig("def awaited_near(self) -> list[tuple[int, bool, int, int]]"),
-                     "The messages within the host that run, or have failed, as `UcxFast.awaited`.")
+                     "The messages within the host that run, or have failed, as `TransportFast.awaited`.")
         .def_prop_ro("by_columns", &Fast::by_columns, "Whether small collectives go by the columns.")
         .def_prop_ro("failed_in", &Fast::failed_in, "Where the last operation failed.");
 }

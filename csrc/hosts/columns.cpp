@@ -44,7 +44,7 @@ size_t width(Carried how, DType dtype) {
 }
 
 // Cuts what a rank gives for its share as `share` is cut.
-void cut_like(std::vector<ucx::Piece>& pieces, const std::vector<Buffer>& share, size_t width) {
+void cut_like(std::vector<transport::Piece>& pieces, const std::vector<Buffer>& share, size_t width) {
     const char* const values = std::exchange(pieces, {})[0].data;
     for (const Buffer& part : share) {
         pieces.push_back({values + size_t(part.data - share[0].data) * width, part.bytes * width});

@@ -39,10 +39,10 @@ Fast::Fast(nb::object near, nb::object far, std::vector<std::vector<int>> hosts,
       near_object_(std::move(near)),
       far_object_(std::move(far)),
       near_(&nb::cast<shm::Group&>(near_object_)),
-      far_(nb::cast<ucx::Fast&>(far_object_)),
+      far_(nb::cast<transport::Fast&>(far_object_)),
       hosts_(std::move(hosts)),
-      most_(ucx::Slots::most_of_host(int(hosts_.size()))),
-      most_for_each_(ucx::Slots::most_of_host_for_each(int(hosts_.size()))),
+      most_(transport::Slots::most_of_host(int(hosts_.size()))),
+      most_for_each_(transport::Slots::most_of_host_for_each(int(hosts_.size()))),
       rank_(rank),
       slack_(slack),
       for_others_(for_others),
@@ -234,7 +234,7 @@ Fault Fast::swap(uint64_t signed_as, const Given& given, bool alike, uint64_t de
     const uint64_t head[kHead / sizeof(uint64_t)] = {signed_as, alike};
     Fault fault =
         far_.swap_slots(*column_, {reinterpret_cast<const char*>(head), kHead},
-                        alike ? given.pieces : std::vector<ucx::Piece>(1), later(deadline_ns, slack_));
+                        alike ? given.pieces : std::vector<transport::Piece>(1), later(deadline_ns, slack_));
     if (fault) return in_part(Part::kFar, std::move(fault));
     good = alike;
     for (int h = 0; h < int(hosts_.size()); ++h) {
@@ -440,8 +440,8 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
     return in_part(Part::kNear, std::move(fault));
 }
 
-std::vector<ucx::Fast::Awaited> Fast::awaited_near() const {
-    return awaits_near_ ? far_.awaited() : std::vector<ucx::Fast::Awaited>{};
+std::vector<transport::Fast::Awaited> Fast::awaited_near() const {
+    return awaits_near_ ? far_.awaited() : std::vector<transport::Fast::Awaited>{};
 }
 
 void Fast::over() {

@@ -1,4 +1,4 @@
-// Operations of ranks on several hosts, for the fast path: memory within a host, UCX between hosts.
+// Operations of ranks on several hosts, for the fast path: memory within a host, a transport between hosts.
 //
 // A collective begins as the first step of unicomm/backends/hosts/first_step.py does: the ranks of a host
 // compare what they call, one rank of each host, its leader, exchanges slots with the other leaders, and
@@ -22,7 +22,7 @@
 #include "hosts/parts.hpp"
 #include "operations/opcode.hpp"
 #include "shm/group.hpp"
-#include "ucx/fast.hpp"
+#include "transport/fast.hpp"
 
 namespace unicomm::hosts {
 
@@ -32,7 +32,7 @@ uint64_t signature(uint32_t op, uint32_t dtype, uint32_t how, int root, uint64_t
 // The part of an operation that failed, which tells how its fault is to be read.
 enum class Part { kNone, kNear, kLate, kFar };
 
-class Fast : public ucx::SupervisedOperations {
+class Fast : public transport::SupervisedOperations {
   public:
     // `hosts`: the ranks of each host, in order. `crowded`: whether some host has more ranks than cores.
     // `supervisor`: see unicomm/backends/hosts/supervisor.py. `slack`: seconds that ranks wait longer for
@@ -60,7 +60,7 @@ class Fast : public ucx::SupervisedOperations {
     bool by_columns() const { return by_columns_; }
     Part failed_in() const { return failed_in_; }
     // The messages within the host that run, or have failed. Called with the GIL.
-    std::vector<ucx::Fast::Awaited> awaited_near() const;
+    std::vector<transport::Fast::Awaited> awaited_near() const;
     // The operation is over: other ranks that ask where this one is do not hear of it any more. After a fault
     // Python code says so, when it knows the cause.
     void over();
@@ -68,7 +68,7 @@ class Fast : public ucx::SupervisedOperations {
   private:
     // What this host gives: one piece for all hosts, or one for each.
     struct Given {
-        std::vector<ucx::Piece> pieces;
+        std::vector<transport::Piece> pieces;
         size_t result = 0;  // bytes of the answer, which all ranks of this host get
     };
     struct Slice {
@@ -114,10 +114,10 @@ class Fast : public ucx::SupervisedOperations {
 
     nb::object near_object_, far_object_;
     shm::Group* near_;  // null once it is closed
-    ucx::Fast& far_;
+    transport::Fast& far_;
     const std::vector<std::vector<int>> hosts_;
-    std::unique_ptr<ucx::Slots> column_;  // a member for each host; null on ranks that have none
-    const size_t most_, most_for_each_;   // bytes of a host's data for all others, and for one of them
+    std::unique_ptr<transport::Slots> column_;  // a member for each host; null on ranks that have none
+    const size_t most_, most_for_each_;         // bytes of a host's data for all others, and for one of them
     const int rank_;
     const double slack_, for_others_;
     int host_ = 0, local_ = 0;

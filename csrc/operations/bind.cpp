@@ -35,12 +35,10 @@ void bind_operations(nb::module_& m) {
             "hearing", [](const Counts& c) { return c.hearing.load(); },
             [](Counts& c, bool hearing) { c.hearing = hearing; },
             "Whether what another rank has told is being read.")
-        .def("next", &Counts::next, nb::arg("peer"), nb::arg("send"),
-             "Counts a message without a tag to or from `peer`; returns its number.")
-        .def(
-            "of",
-            [](const Counts& c, int peer, bool send) { return (send ? c.sent : c.taken).at(size_t(peer)); },
-            nb::arg("peer"), nb::arg("send"), "How many messages there were to or from `peer`.");
+        .def("next", &Counts::next, nb::arg("peer"), nb::arg("send"), nb::arg("part") = false,
+             "Counts a message without a tag to or from `peer`; returns its number. `part`: of a collective.")
+        .def("of", &Counts::of, nb::arg("peer"), nb::arg("send"), nb::arg("part") = false,
+             "How many messages there were to or from `peer`.");
 }
 
 }  // namespace unicomm

@@ -3,16 +3,16 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 namespace unicomm {
 
 // The numbers are read and changed with the GIL.
 struct Counts {
-    explicit Counts(int size) : sent(size_t(size)), taken(size_t(size)) {}
+    explicit Counts(int size) : size_(size), sent_(2 * size_t(size)), taken_(2 * size_t(size)) {}
 
-    uint64_t entered = 0;               // collectives
-    std::vector<uint64_t> sent, taken;  // messages without a tag, by peer
+    uint64_t entered = 0;  // collectives
     // Codes; 0 for none. The collective that runs in native code, and the operation of which this
     // communicator's are parts.
     std::atomic<uint32_t> running{0}, inside{0};
@@ -26,7 +26,23 @@ struct Counts {
         ++whole;
         inside = code;
     }
-    uint64_t next(int peer, bool send) { return ++(send ? sent : taken).at(size_t(peer)); }
+    // `part`: of messages that are parts of a collective. They and the user's do not wait for each other, so
+    // that ranks may begin them in different orders.
+    uint64_t next(int peer, bool send, bool part = false) {
+        return ++(send ? sent_ : taken_).at(place(peer, part));
+    }
+    uint64_t of(int peer, bool send, bool part) const {
+        return (send ? sent_ : taken_).at(place(peer, part));
+    }
+
+  private:
+    size_t place(int peer, bool part) const {
+        if (peer < 0 || peer >= size_) throw std::out_of_range("no such peer");
+        return size_t(part ? size_ + peer : peer);
+    }
+
+    int size_;
+    std::vector<uint64_t> sent_, taken_;  // messages without a tag, by peer; then those that are parts
 };
 
 }  // namespace unicomm

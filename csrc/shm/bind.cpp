@@ -216,7 +216,14 @@ void bind_shm(nb::module_& m) {
         .def(
             "add",
             [](Exchange& e, nb::list messages) {
-                for (const Message& message : read_messages(messages)) e.add(message);
+                std::vector<Message> list = read_messages(messages);
+                // A message that another thread began before may still take its number.
+                std::unique_lock running(e.running(), std::try_to_lock);
+                if (!running) {
+                    GilReleased release;
+                    running.lock();
+                }
+                for (const Message& message : list) e.add(message);
             },
             nb::arg("messages"), nb::sig("def add(self, messages: list[Message]) -> None"))
         .def("run", &run_exchange, nb::arg("group"), nb::arg("timeout"), nb::arg("limit"),

@@ -268,7 +268,7 @@ Fault Group::reduce_offered(const Op& op, const std::vector<Buffer>& ins, Buffer
     uint64_t offset = uint64_t(ins[size_t(rank_)].data - ins[0].data);
     for (int r = 0; r < world_; ++r) {
         const char* data = ins[size_t(rank_)].data;
-        if (r != rank_) {
+        if (r != rank_ && out.bytes > 0) {  // an empty part has no address, and so no offset
             if (Fault f = locate(r, offset, out.bytes, data)) return f;
         }
         sources[size_t(r)] = data;

@@ -32,6 +32,8 @@ class Exchange {
     // Whether a thread of the program waits for any of the messages. May be called from any thread.
     void set_attended(bool attended) { attended_.store(attended, std::memory_order_relaxed); }
     size_t unfinished() const { return transfers_.size(); }
+    // Held by whoever runs or numbers operations of the group.
+    std::mutex& running() { return group_.running(); }
 
     // Of a message that is not in an Exchange, while no other is. Whether it needs no other rank to act any
     // more: a send that fits into the channel, or a receive of a message that has arrived whole and fits it.

@@ -16,6 +16,13 @@ const int64_t* numbers(const char* at) { return reinterpret_cast<const int64_t*>
 // Words of an announcement.
 enum Word { kMeeting, kSignature, kCalled, kRoot };
 
+// The call, with what a row is: ranks may see memory of the same size as other rows.
+Call of_rows(const Call& call, const Rows& in) {
+    Call whole = call;
+    whole.more = mix(call.more, in.row_bytes);
+    return whole;
+}
+
 }  // namespace
 
 Fault fault_of(int code, const Error& error) {
@@ -217,7 +224,7 @@ Fault Composites::all_to_all_v(const Call& call, Rows in, Rows out, const int64_
                                Refusal& refusal) {
     std::vector<Memory> tensors{{in.data, uint64_t(in.rows) * in.row_bytes},
                                 {out.data, uint64_t(out.rows) * out.row_bytes}};
-    if (Fault f = meet(call, tensors, splits)) return f;
+    if (Fault f = meet(of_rows(call, in), tensors, splits)) return f;
     for (const char*& theirs : splits_) theirs += kHead * sizeof(uint64_t);
     std::vector<int64_t> results(2 * size_t(world_));
     if (Fault f = move(call, in, out, splits_, results.data(), 1, 0, refusal)) return f;
@@ -229,7 +236,7 @@ Fault Composites::dispatch(const Call& call, Rows in, Rows out, int64_t* splits,
                            int experts, int64_t align, Refusal& refusal) {
     uint64_t bytes = sizeof(int64_t) * uint64_t(world_) * uint64_t(experts);
     Call whole = call;
-    whole.more = mix(call.more, uint64_t(align));
+    whole.more = mix(of_rows(call, in).more, uint64_t(align));
     std::vector<Memory> tensors{{in.data, uint64_t(in.rows) * in.row_bytes},
                                 {out.data, uint64_t(out.rows) * out.row_bytes},
                                 {reinterpret_cast<char*>(splits), bytes},
@@ -249,7 +256,7 @@ Fault Composites::combine(const Call& call, Rows in, Rows out, int64_t* splits, 
                                 {out.data, uint64_t(out.rows) * out.row_bytes},
                                 {reinterpret_cast<char*>(splits), bytes},
                                 {reinterpret_cast<char*>(results), bytes}};
-    if (Fault f = meet(call, tensors)) return f;
+    if (Fault f = meet(of_rows(call, in), tensors)) return f;
     if (Fault f = copies(splits, bytes, call.stream, splits_, splits_room_)) return f;
     filled_.assign(size_t(n), 0);
     for (int pe = 0; pe < n && !refusal.why; ++pe) {

@@ -95,7 +95,7 @@ struct EndpointParams {
     SocketAddress local_socket_address;
 };
 
-struct Transport {
+struct TransportEntry {
     const char* transport_name;
     const char* device_name;
 };
@@ -108,7 +108,7 @@ struct EndpointAttributes {
     sockaddr_storage local_address;
     sockaddr_storage remote_address;
     struct {
-        Transport* entries;
+        TransportEntry* entries;
         unsigned count;
         size_t entry_size;
     } transports;

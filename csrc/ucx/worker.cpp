@@ -1,17 +1,13 @@
-// The worker: creation, messages, waiting and the end.
+// The worker: creation, messages and the end.
 #include "ucx/worker.hpp"
 
 #include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 
-#include "base/bind_fault.hpp"
 #include "base/clock.hpp"
-#include "base/error.hpp"
 #include "ucx/sockets.hpp"
 
 namespace unicomm::ucx {
@@ -20,8 +16,6 @@ namespace {
 // A tag: the sender's rank, the kind, the user's tag.
 constexpr int kRankAt = 40, kKindAt = 32;
 constexpr Tag kAnySender = (Tag{1} << kRankAt) - 1;
-constexpr int kSlice = 100;                  // milliseconds of sleep, after which signal handlers may run
-constexpr uint64_t kLeaves = 2'000'000'000;  // ns that the end of a worker may take
 constexpr uint64_t kCancels = 100'000'000;   // ns in which receives are cancelled that can be
 constexpr uint64_t kLinkUp = 3'000'000'000;  // ns in which a link that is down for a moment is up again
 constexpr unsigned kLinkLook = 50'000;       // microseconds between two looks at it
@@ -38,7 +32,7 @@ Status status_of(StatusPointer got) { return static_cast<Status>(reinterpret_cas
 
 Worker::Worker(std::shared_ptr<Library> library, int rank, int size, const Settings& settings,
                uint64_t spin_ns)
-    : library_(std::move(library)), ucx_((*library_)()), rank_(rank), size_(size), spin_ns_(spin_ns) {
+    : Transport(rank, size, spin_ns), library_(std::move(library)), ucx_((*library_)()) {
     make_context(settings);
     try {
         Status status = kOk;
@@ -64,8 +58,6 @@ Worker::Worker(std::shared_ptr<Library> library, int rank, int size, const Setti
         check("ucp_worker_get_address", ucx_.ucp_worker_get_address(worker_, &address, &length));
         address_.assign(static_cast<const char*>(address), length);
         ucx_.ucp_worker_release_address(worker_, address);
-        wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        if (wake_ < 0) throw_errno("eventfd");
     } catch (...) {
         drop();
         throw;
@@ -92,15 +84,13 @@ void Worker::make_context(const Settings& settings) {
     check("ucp_init", status);
 }
 
-Worker::~Worker() { drop(); }
-
 void Worker::connect(const std::vector<std::string>& addresses) {
     for (const std::string& address : addresses) {
         EndpointParams params{};
         params.field_mask = kEpRemoteAddress | kEpErrorMode | kEpErrorHandler;
         params.address = address.data();
         params.error_mode = kErrorModePeer;  // else sends to a dead process never complete
-        params.error_handler = {&broke, this};
+        params.error_handler = {&broke_off, this};
         Endpoint endpoint = nullptr;
         if (int(endpoints_.size()) != rank_) {
             check("ucp_ep_create", ucx_.ucp_ep_create(worker_, &params, &endpoint));
@@ -113,10 +103,10 @@ std::vector<std::string> Worker::transports(int peer) const {
     std::vector<std::string> found;
     Endpoint endpoint = size_t(peer) < endpoints_.size() ? endpoints_[size_t(peer)] : nullptr;
     if (endpoint == nullptr || library_->version() < kTellsTransports) return found;
-    Transport entries[16];
+    TransportEntry entries[16];
     EndpointAttributes attributes{};
     attributes.field_mask = kEpTransports;
-    attributes.transports = {entries, 16, sizeof(Transport)};
+    attributes.transports = {entries, 16, sizeof(TransportEntry)};
     if (ucx_.ucp_ep_query(endpoint, &attributes) != kOk) return found;
     for (unsigned i = 0; i < attributes.transports.count; ++i) {
         found.push_back(std::string(entries[i].transport_name) + "/" + entries[i].device_name);
@@ -127,19 +117,6 @@ std::vector<std::string> Worker::transports(int peer) const {
 }
 
 // --- messages ---------------------------------------------------------------------------------------------
-
-Request* Worker::begin(int peer, bool send) {
-    if (worker_ == nullptr) throw Failure("the communicator has ended");
-    if (free_.empty()) free_.push_back(&requests_.emplace_back());
-    Request* request = free_.back();
-    free_.pop_back();
-    *request = {};
-    request->worker = this;
-    request->peer = peer;
-    request->send = send;
-    ++events_;
-    return request;
-}
 
 Request* Worker::send(int peer, const void* data, size_t bytes, Kind kind, uint32_t tag) {
     Request* request = begin(peer, true);
@@ -162,7 +139,7 @@ Request* Worker::receive(int peer, void* data, size_t bytes, Kind kind, uint32_t
     params.user_data = request;
     params.memory_type = kHostMemory;
     params.receive_info = &info;
-    const bool any = peer == kAnyRank;
+    const bool any = peer == transport::kAnyRank;
     StatusPointer got = ucx_.ucp_tag_recv_nbx(worker_, data, bytes, tag_of(any ? 0 : peer, kind, tag),
                                               any ? kAnySender : ~Tag{0}, &params);
     return begun(request, got, &info);
@@ -172,129 +149,75 @@ Request* Worker::receive(int peer, void* data, size_t bytes, Kind kind, uint32_t
 Request* Worker::begun(Request* request, StatusPointer got, const ReceiveInfo* info) {
     if (is_request(got)) {
         request->native = got;
+        request->under_way = true;
         return request;
     }
-    finish(*request, status_of(got), info);
-    if (request->status < 0 && request->status != kTruncated) {
-        if (!trouble_.empty()) throw Failure(trouble_);
-        throw failure(request->send ? "a send failed" : "a receive failed", request->status);
-    }
+    const Status status = status_of(got);
+    over(*request, status, info);
+    if (status < 0 && status != kTruncated) throw failure_of(*request, status);
     return request;
 }
 
-void Worker::finish(Request& request, Status status, const ReceiveInfo* info) {
-    request.status = status;
-    if (info != nullptr && (status >= 0 || status == kTruncated)) {
+void Worker::over(Request& request, Status status, const ReceiveInfo* info) {
+    request.cut = status == kTruncated;
+    if (info != nullptr && (status >= 0 || request.cut)) {
         request.length = info->length;
         request.peer = int(info->sender_tag >> kRankAt);
     }
-    request.done = true;
-    ++events_;
+    finish(request);
 }
 
-void Worker::sent(void*, Status status, void* user_data) {
-    auto* request = static_cast<Request*>(user_data);
-    request->worker->finish(*request, status, nullptr);
-    request->worker->over_.push_back(request);
+void Worker::sent(void* native, Status status, void* user_data) {
+    received(native, status, nullptr, user_data);
 }
 
 void Worker::received(void*, Status status, const ReceiveInfo* info, void* user_data) {
     auto* request = static_cast<Request*>(user_data);
-    request->worker->finish(*request, status, info);
-    request->worker->over_.push_back(request);
+    auto& worker = static_cast<Worker&>(*request->transport);
+    worker.over(*request, status, info);
+    worker.over_.emplace_back(request, status);
 }
 
 // Gives what is over back to UCX. Throws the first error.
 void Worker::reap() {
-    Request* failed = nullptr;
-    for (Request* request : over_) {
+    std::pair<Request*, Status> failed{nullptr, kOk};
+    for (const auto& [request, status] : over_) {
         if (request->native != nullptr) ucx_.ucp_request_free(std::exchange(request->native, nullptr));
-        if (request->status < 0 && request->status != kTruncated) failed = request;
+        if (status < 0 && status != kTruncated) failed = {request, status};
     }
     over_.clear();
-    if (failed == nullptr) return;
-    if (!trouble_.empty()) throw Failure(trouble_);
-    throw failure(failed->send ? "a send failed" : "a receive failed", failed->status);
+    if (failed.first != nullptr) throw failure_of(*failed.first, failed.second);
 }
 
-void Worker::release(Request* request) { free_.push_back(request); }
-
-char* Worker::hold(size_t bytes) {
-    held_.push_back(std::make_unique_for_overwrite<char[]>(bytes));
-    return held_.back().get();
-}
-
-void Worker::let_go() { held_.clear(); }
-
-char* Worker::hold_always(size_t bytes) {
-    always_held_.push_back(std::make_unique_for_overwrite<char[]>(bytes));
-    return always_held_.back().get();
-}
-
-void Worker::broke(void* argument, Endpoint endpoint, Status status) {
+// UCX ends the sends to a peer whose connection has ended, but not the receives from it.
+void Worker::broke_off(void* argument, Endpoint endpoint, Status status) {
     auto& worker = *static_cast<Worker*>(argument);
     for (size_t peer = 0; peer < worker.endpoints_.size(); ++peer) {
-        if (worker.endpoints_[peer] != endpoint) continue;
-        worker.broken_.resize(worker.endpoints_.size());
-        worker.broken_[peer] = true;
-        if (worker.trouble_.empty()) {
-            worker.trouble_ = "rank " + std::to_string(peer) + ": " + worker.library_->text(status);
-        }
+        if (worker.endpoints_[peer] == endpoint) worker.broke(int(peer), worker.library_->text(status));
     }
 }
 
-// UCX ends the sends to a peer whose connection has ended, but not the receives from it. A rank that has left
-// is no failure for those who wait for others.
-void Worker::check_broken() const {
-    for (const Request& request : requests_) {
-        if (request.waits() && request.peer >= 0 && broken_[size_t(request.peer)]) throw Failure(trouble_);
-    }
-}
+// --- what a wait runs -------------------------------------------------------------------------------------
 
-// --- waiting ----------------------------------------------------------------------------------------------
-
-Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool rousable) {
-    std::lock_guard lock(waited_in_);
-    if (worker_ == nullptr) return Ended::kStopped;
-    uint64_t hot = 0;
+bool Worker::progress() {
     bool& no_memory = Library::lacks_memory();
-    for (;;) {
-        // First: what ranks sent before they told of a fault that came later is taken.
-        const bool stop = stopped();
-        no_memory = false;  // something else in this thread may have lacked it
-        const bool more = ucx_.ucp_worker_progress(worker_) != 0;
-        if (no_memory) throw Failure("UCX has no memory for what arrives");
-        reap();
-        const uint64_t before = events_;
-        if (done()) return Ended::kDone;
-        // UCX signals no event for a message that it completed when `done` began it.
-        if (more || (events_ != before && !stop)) continue;
-        if (!broken_.empty()) check_broken();
-        if (stop) return Ended::kStopped;
-        if (rousable && roused_.exchange(false, std::memory_order_acq_rel)) {
-            if (stopped()) continue;  // it was the stop that roused it
-            return Ended::kRoused;
-        }
-        const uint64_t now = now_ns();
-        if (now >= deadline) return Ended::kLate;
-        if (hot == 0) hot = now + spin_ns_;
-        if (now < hot) {
-            sched_yield();
-            continue;
-        }
-        const Status armed = ucx_.ucp_worker_arm(worker_);
-        if (armed == kBusy) continue;
-        check("ucp_worker_arm", armed);
-        if (!stopped()) sleep(deadline);
-        if (signal_has_raised()) return Ended::kSignal;
-    }
+    no_memory = false;  // something else in this thread may have lacked it
+    const bool more = ucx_.ucp_worker_progress(worker_) != 0;
+    if (no_memory) throw Failure("UCX has no memory for what arrives");
+    reap();
+    return more;
 }
 
-void Worker::sleep(uint64_t deadline) {
+bool Worker::may_sleep() {
+    const Status armed = ucx_.ucp_worker_arm(worker_);
+    if (armed == kBusy) return false;
+    check("ucp_worker_arm", armed);
+    return true;
+}
+
+void Worker::sleep(int milliseconds) {
     pollfd files[] = {{ready_, POLLIN, 0}, {wake_, POLLIN, 0}};
-    const uint64_t now = now_ns();
-    const uint64_t left = deadline > now ? (deadline - now + 999'999) / 1'000'000 : 0;
-    poll(files, 2, int(std::min<uint64_t>(left, kSlice)));
+    poll(files, 2, milliseconds);
     if (files[1].revents != 0) {
         uint64_t count;
         if (read(wake_, &count, sizeof count) < 0) return;
@@ -302,14 +225,14 @@ void Worker::sleep(uint64_t deadline) {
 }
 
 bool Worker::flushed() {
-    if (worker_ == nullptr) return true;
+    if (!is_open()) return true;
     for (;;) {
         if (flush_ != nullptr) {
             const Status status = ucx_.ucp_request_check_status(flush_);
             if (status == kInProgress) return false;
             ucx_.ucp_request_free(std::exchange(flush_, nullptr));
             // What is lost with a connection concerns those who wait for its rank, whose requests fail.
-            if (broken_.empty()) check("a flush failed", status);
+            if (all_connected()) check("a flush failed", status);
             flushed_ = flushing_;
         }
         // A flush that began before the last message, for a wait that was given up, does not cover it.
@@ -320,48 +243,20 @@ bool Worker::flushed() {
         if (is_request(got)) {
             flush_ = got;
         } else {
-            if (broken_.empty()) check("ucp_worker_flush", status_of(got));
+            if (all_connected()) check("ucp_worker_flush", status_of(got));
             flushed_ = flushing_;
         }
     }
 }
 
-Ended Worker::flush(uint64_t deadline) {
-    return flushed() ? Ended::kDone : wait([this] { return flushed(); }, deadline);
-}
-
-void Worker::stop() {
-    stopped_.store(true, std::memory_order_release);
-    rouse();
-}
-
-void Worker::rouse() {
-    roused_.store(true, std::memory_order_release);
-    const uint64_t one = 1;
-    std::lock_guard lock(waking_);
-    if (wake_ >= 0 && write(wake_, &one, sizeof one) < 0) return;  // full: it is awake in any case
-}
-
 // --- the end ----------------------------------------------------------------------------------------------
 
-bool Worker::drop() {
-    const bool given_up = stopped();
-    stop();
-    std::unique_lock alone(waited_in_, std::chrono::nanoseconds(kLeaves));
-    {
-        std::lock_guard lock(waking_);
-        if (wake_ >= 0) close(std::exchange(wake_, -1));
-    }
-    if (context_ == nullptr) return true;
-    if (!alone) {
-        keep_for_ever();
-        return false;
-    }
+bool Worker::end(bool given_up) {
     if (worker_ != nullptr) {
         const uint64_t end = now_ns() + kLeaves;
         // UCX tells each peer that a connection ends, and tries that for ever while a socket's buffer is
         // full, as that of a host that is gone.
-        if (ready_ >= 0) end_full_sockets(ready_, broken_.empty() && !given_up ? end : 0);
+        if (ready_ >= 0) end_full_sockets(ready_, all_connected() && !given_up ? end : 0);
         std::vector<StatusPointer> closing;
         RequestParams params{};
         params.mask = kOpFlags;
@@ -411,23 +306,19 @@ bool Worker::drop() {
     return true;
 }
 
-// UCX may still write to what its requests name, so neither is freed.
-void Worker::keep_for_ever() {
+void Worker::abandon(bool) {
     context_ = nullptr;
     worker_ = nullptr;
     endpoints_.clear();
-    new std::deque<Request>(std::move(requests_));
-    new std::vector<std::unique_ptr<char[]>>(std::move(held_));
-    new std::vector<std::unique_ptr<char[]>>(std::move(always_held_));
-}
-
-void Worker::forget() {
-    keep_for_ever();
-    if (wake_ >= 0) close(std::exchange(wake_, -1));  // without the lock, which another thread may have held
 }
 
 Failure Worker::failure(const char* what, Status status) const {
     return Failure(std::string(what) + ": " + library_->text(status));
+}
+
+Failure Worker::failure_of(const Request& request, Status status) const {
+    if (request.peer >= 0) check_connected(request.peer);
+    return failure(request.send ? "a send failed" : "a receive failed", status);
 }
 
 void Worker::check(const char* what, Status status) const {

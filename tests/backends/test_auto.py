@@ -12,6 +12,7 @@ from tests.backends.hosts.between import BETWEEN
 from tests.threads import results
 from unicomm.backends import auto
 from unicomm.backends.out_of_band import refuse
+from unicomm.backends.ucx.library import why_not
 from unicomm.testing import conformance, run_ranks
 
 
@@ -55,6 +56,50 @@ def test_hints_of_both_are_taken():
     assert run_ranks(lambda c: c.get_size(), 2, backend="auto", hints={"slot_bytes": "64K", "interface": ""})
 
 
+HOSTS = {"hosts": "a,b"}
+
+
+def kind(comm):
+    return comm.get_backend()
+
+
+def two(**hints):
+    """What `auto` makes of two ranks on two hosts."""
+    return run_ranks(kind, 2, backend="auto", hints=HOSTS | hints)
+
+
+def test_tcp_between_hosts_unless_asked_for_another():
+    assert two() == ["tcp"] * 2
+    assert two(between="gloo") == ["gloo"] * 2
+
+
+@pytest.fixture
+def _every_rank_has_rdma(monkeypatch):
+    monkeypatch.setattr(auto, "rdma_ports", lambda: ["mlx5_0:1"])
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+@pytest.mark.usefixtures("_every_rank_has_rdma")
+def test_ucx_where_every_rank_has_a_network_for_it():
+    assert two(devices="lo", tls="tcp") == ["ucx"] * 2
+    assert two(between="tcp") == ["tcp"] * 2
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+def test_ucx_where_every_rank_was_told_how_to_use_it(monkeypatch):
+    assert two(tls="tcp") == ["ucx"] * 2
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert two() == ["ucx"] * 2
+
+
+def test_tcp_where_a_rank_has_no_rdma(monkeypatch):
+    ports = [["mlx5_0:1"], []]
+    monkeypatch.setattr(auto, "rdma_ports", ports.pop)
+    assert two() == ["tcp"] * 2
+    assert not ports
+
+
+@pytest.mark.usefixtures("_every_rank_has_rdma")
 @pytest.mark.parametrize(
     ("versions", "reason"),
     [
@@ -62,7 +107,7 @@ def test_hints_of_both_are_taken():
         (["1.22.0", "1.13.1"], r"rank 0 has UCX 1.[0-9.]+, rank 1 1.[0-9.]+"),
     ],
 )
-def test_gloo_where_not_all_have_the_same_ucx(monkeypatch, caplog, versions, reason):
+def test_tcp_where_not_all_have_the_same_ucx(monkeypatch, caplog, versions, reason):
     mine = threading.local()
 
     def lacks(path):
@@ -74,21 +119,21 @@ def test_gloo_where_not_all_have_the_same_ucx(monkeypatch, caplog, versions, rea
     monkeypatch.setattr(auto, "version_text", lambda library: mine.version)
     left = list(versions)
     with caplog.at_level("INFO", "unicomm"):
-        said = run_ranks(lambda c: c.get_backend(), 2, backend="auto", hints={"hosts": "a,b"})
-    assert said == ["gloo"] * 2
-    assert re.search(f"'ranks': gloo, as there is no ucx between hosts, {reason}", caplog.text)
+        assert two() == ["tcp"] * 2
+    assert re.search(f"'ranks': tcp, as there is no ucx between hosts, {reason}", caplog.text)
     left = list(versions)
     with pytest.raises(unicomm.UnsupportedError, match=f"no ucx between hosts, {reason}"):
-        run_ranks(lambda c: None, 2, backend="auto", hints={"hosts": "a,b", "between": "ucx"})
+        two(between="ucx")
 
 
-def test_gloo_where_ucx_does_not_connect(monkeypatch, caplog):
+@pytest.mark.usefixtures("_every_rank_has_rdma")
+def test_tcp_where_ucx_does_not_connect(monkeypatch, caplog):
     def connect(setup):
         refuse(["", "no way"], setup.rendezvous, setup.name, "ucx")
 
     monkeypatch.setattr(auto, "_lack_of_ucx", lambda setup: "")
     monkeypatch.setattr(auto.UcxBackend, "connect", connect)
-    assert run_ranks(lambda c: c.get_backend(), 2, backend="auto", hints={"hosts": "a,b"}) == ["gloo"] * 2
-    assert "gloo between hosts, because of this: ucx could not connect on rank 1: no way" in caplog.text
+    assert two() == ["tcp"] * 2
+    assert "tcp between hosts, because of this: ucx could not connect on rank 1: no way" in caplog.text
     with pytest.raises(unicomm.BackendError, match="no way"):
-        run_ranks(lambda c: None, 2, backend="auto", hints={"hosts": "a,b", "between": "ucx"})
+        two(between="ucx")

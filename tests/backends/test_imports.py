@@ -11,8 +11,8 @@ from tests import ROOT
 
 FOLDER = ROOT / "unicomm" / "backends"
 FILES = sorted(path for path in FOLDER.rglob("*.py") if path.parent != FOLDER or path.name != "__init__.py")
-SHARED = {"bootstrap", "out_of_band", "vendor"}
-WITH_A_FACE = {"bootstrap", "out_of_band"}
+SHARED = {"bootstrap", "out_of_band", "transport", "vendor"}
+WITH_A_FACE = {"bootstrap", "out_of_band", "transport"}
 #: What has to know other backends: `auto` chooses one, and `hosts` is made of two.
 OF_BACKENDS = {"auto", "hosts"}
 ROOMS = ("errors", "options", "streams", "operations", "backend", "failures")

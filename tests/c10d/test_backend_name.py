@@ -1,6 +1,7 @@
 """`init_process_group("unicomm")` without the switch, alone and beside torch's own backends."""
 
 from collections import Counter
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,8 @@ from torch._C._distributed_c10d import (
 
 from unicomm import InvalidArgumentError, UnsupportedError
 from unicomm.c10d import group_names
-from unicomm.c10d.mixed_group import MixedProcessGroup
+from unicomm.c10d.calls.table import all_names
+from unicomm.c10d.mixed_group import MixedProcessGroup, torch_group
 from unicomm.c10d.process_group import UnicommProcessGroup
 
 
@@ -109,6 +111,24 @@ def test_tensors_of_other_devices_are_passed_on():
         assert [arguments for _, arguments in called] == list(calls.values())
         world.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
         assert len(called) == len(calls)
+
+
+def test_what_torchs_backends_lack_goes_through_a_group_of_torch():
+    """As `all_gather_single`, which `dist.all_gather_into_tensor` calls, and FSDP2 with it."""
+    from unicomm import new_comm
+
+    gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
+    group = torch_group("cpu", gloo)
+    assert not hasattr(gloo, "all_gather_single")
+    assert [name for name in all_names() if not hasattr(group, name) and not hasattr(gloo, name)] == []
+    out, x = torch.zeros(3), torch.ones(3)
+    group.all_gather_single(out, x, AllgatherOptions()).wait()
+    assert out.tolist() == [1, 1, 1]
+    with new_comm("fake", torch.device("cpu"), rank=0, size=1) as comm:
+        world = MixedProcessGroup(comm, others={"cpu": gloo})
+        world.all_gather_single(out.zero_(), x, AllgatherOptions()).wait()
+        world.allgather([[out.zero_()]], [x]).wait()
+        assert out.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("told", [False, True])

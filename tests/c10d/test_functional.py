@@ -73,6 +73,11 @@ CASES = {
         lambda r: (6 if r == 1 else r, 2),
         lambda xs: [part(xs[1], r) for r in range(N)],
     ),
+    "scatter of no rows": (
+        lambda r: (1, 0),
+        lambda r: (0 if r == 1 else r, 2),
+        lambda xs: [xs[1][:0] for r in range(N)],
+    ),
     "reduce_to_root": (lambda r: (2,), lambda r: (4,), lambda xs: [xs[0] * 0, xs[1] * 0, sum(xs)]),
     "gather_to_root": (
         lambda r: (0, [6, 2] if r == 0 else [r, 2]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from tests.c10d.test_functional import CASES, check_values_and_gradients, group_of
 from tests.old_torch import not_with_old_torch
 from unicomm import Communicator, InvalidArgumentError, functional, new_comm
+from unicomm.c10d.compat import HashStore
 from unicomm.testing import run_ranks
 
 pytestmark = not_with_old_torch("has no custom operators that take process groups")
@@ -143,3 +146,14 @@ def test_a_graph_serves_another_group(kind):
         graphs.append(counts["unique_graphs"])
     assert seen == ["first", "second"]
     assert graphs[0] == graphs[1]
+
+
+def test_a_communicator_is_let_go():
+    """The process group of the asynchronous forms, which holds it, does not outlive it."""
+    comm = new_comm("shm", "cpu", name="let go", rank=0, size=1, store=HashStore())
+    assert (functional.all_reduce_async(torch.ones(1), "sum", comm) * 1).item() == 1.0
+    comm.finalize()
+    known = weakref.ref(comm)
+    del comm
+    gc.collect()
+    assert known() is None

@@ -38,7 +38,7 @@ PLACEMENT = (0, 0, 1, 1)  # the hosts of the ranks
 TIMEOUT = 20.0  # seconds for an operation
 CLOSING = 20.0  # seconds from an error to the end of a rank
 #: What a communicator is asked for: the backend, and what is between hosts.
-BACKENDS = {"hosts": ("auto", "gloo"), "gloo": ("gloo", ""), "hosts-ucx": ("auto", "ucx"), "ucx": ("ucx", "")}
+BACKENDS = {"hosts": ("auto", "tcp"), "tcp": ("tcp", ""), "gloo": ("gloo", ""), "ucx": ("ucx", "")}
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,8 @@ The faults:
 
 {faults}
 
-`hosts` is what `auto` makes on two hosts with Gloo between them, `hosts-ucx` the same with UCX. A step is two
-to nine operations of up to 600 kB. TCP sends again what was lost. A host that has not answered for about
+`hosts` is what `auto` makes on two hosts, with TCP between them. A step is two to nine
+operations of up to 600 kB. TCP sends again what was lost. A host that has not answered for about
 15 s counts as gone; the hint `host_silence` changes that ([several-hosts.md](several-hosts.md)). MPI is not
 tried here: its own connections decide, and most MPI libraries end the job.
 """

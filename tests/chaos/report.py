@@ -119,10 +119,10 @@ The faults:
 
 {faults}
 
-`hosts` is the backend that `auto` chooses for ranks on two hosts, `hosts-ucx` the same with UCX between
-them. The hosts are network namespaces, also for `gloo` and `ucx` when the link is cut. `mpi` is MPICH, under
-its own mpiexec, which does not notice that ranks are killed. Operations that are meant to time out do so
-after {short:g} s, others after a minute.
+`hosts` is what `auto` makes for ranks on two hosts, with TCP between them, `hosts-gloo` and `hosts-ucx` the
+same with Gloo and UCX. The hosts are network namespaces, also for `gloo`, `tcp` and `ucx` when the link is
+cut. `mpi` is MPICH, under its own mpiexec, which does not notice that ranks are killed. Operations that are
+meant to time out do so after {short:g} s, others after a minute.
 
 ## What follows from the seed
 

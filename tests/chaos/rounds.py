@@ -11,11 +11,11 @@ from tests.chaos.training import LAYERS
 
 PATIENT = 60.0  # seconds: the timeout of operations where none is meant to pass
 SHORT = 10.0  # and where one is, after far more than any needs that nothing happens to
-BACKENDS = ("shm", "gloo", "ucx", "hosts", "hosts-ucx", "mpi")
-CONNECTED = ("shm", "gloo", "ucx", "hosts", "hosts-ucx")  # without a launcher's help
-LINKED = ("gloo", "ucx", "hosts", "hosts-ucx")  # those that reach another host
 #: What `auto` makes for ranks on two hosts: by the backend that carries messages between them.
-BETWEEN = {"hosts": "gloo", "hosts-ucx": "ucx"}
+BETWEEN = {"hosts": "tcp", "hosts-gloo": "gloo", "hosts-ucx": "ucx"}
+BACKENDS = ("shm", "gloo", "tcp", "ucx", *BETWEEN, "mpi")
+CONNECTED = ("shm", "gloo", "tcp", "ucx", *BETWEEN)  # without a launcher's help
+LINKED = ("gloo", "tcp", "ucx", *BETWEEN)  # those that reach another host
 
 #: What a rank does to itself, told by its Spec. The others are done from outside.
 OWN = ("abort", "leave", "full", "filled", "no descriptors", "no memory", "no address space")
@@ -231,7 +231,7 @@ class Round:
     @property
     def _names_interface(self) -> bool:
         """Else auto finds it: handles are made before there is another rank to reach."""
-        return self.backend in ("gloo", "ucx") or self.scene == "reconfigure"
+        return self.backend in ("gloo", "tcp", "ucx") or self.scene == "reconfigure"
 
     @property
     def again(self) -> str:

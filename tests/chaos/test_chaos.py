@@ -31,12 +31,14 @@ ROUNDS = {
         *("pause", "kill", "abort", "no descriptors", "cut", "stop in ddp", "kill in fsdp2", "filled"),
         *("stop in reconfigure", "no address space", "kill store"),
     ),
-    "ucx": ("pause", "kill", "leave"),
+    "tcp": ("pause", "kill", "leave", "cut", "no descriptors", "no address space"),
+    "ucx": ("pause", "kill"),
     "hosts": (
         *("none", "flicker", "kill", "leave", "no memory", "kill in reconfigure", "stop in fsdp2"),
         "stop store",
     ),
-    "hosts-ucx": ("none", "abort", "kill in ddp"),
+    "hosts-gloo": ("none", "leave", "kill in ddp"),
+    "hosts-ucx": ("none", "abort"),
     "mpi": ("kill", "abort", "kill in ddp"),
 }
 SEEDS = {"kill two": 5, "no descriptors": 3, "abort": 8, "leave": 12, "kill": 7}  # the others have 2
@@ -111,7 +113,7 @@ def test_a_seed_says_everything():
         assert plan == Round.of(seed, [plan.size], [plan.backend], [plan.fault])
         assert len(plan.placement) in (0, plan.size)
         assert not plan.placement or set(plan.placement) == {0, 1}
-    plans = [Round.of(seed, [4, 8], BACKENDS, list(FAULTS)) for seed in range(700)]
+    plans = [Round.of(seed, [4, 8], BACKENDS, list(FAULTS)) for seed in range(3000)]
     assert {(p.fault, p.backend) for p in plans} == {(f, b) for f in FAULTS for b in FAULTS[f].backends}
 
 

@@ -92,7 +92,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp"])
 def test_objects(backend, world):
     def program(comm):
         n, me = comm.get_size(), comm.get_rank()
@@ -189,7 +189,7 @@ def test_what_it_tells_of_itself():
     assert a != run_ranks(lambda comm: comm.get_uid(), 2)[0]
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx", "fake"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp", "fake"])
 def test_what_no_backend_can_yet(backend):
     def program(comm):
         if backend != "shm":

@@ -48,7 +48,7 @@ def every_way_to_communicate(comm: Communicator) -> dict[str, Callable[[bool], o
     }
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx", "fake"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp", "fake"])
 def test_after_finalize(backend, raised):
     """Nothing communicates any more, nothing is recorded, and what it was can still be asked."""
     over = threading.Barrier(2, timeout=30)
@@ -82,7 +82,7 @@ def test_after_finalize(backend, raised):
     run_ranks(program, 2, backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx", "fake"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp", "fake"])
 def test_properties(backend):
     def program(comm: Communicator) -> None:
         assert comm.get_size() == 3
@@ -161,7 +161,7 @@ def test_any_size_of_staging_memory_will_do(hints):
     run_ranks(program, 3, hints=hints)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp"])
 def test_one_element_of_any_stride(backend):
     """Strides of a tensor with one element mean nothing: it is contiguous, and must work as such."""
 

@@ -18,11 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _HOSTS = ("tests/backends/hosts/test_columns.py", "tests/backends/hosts/test_messages.py")
 _MEMORY = ("tests/symm", "tests/comms/memory", "tests/comms/operations/test_native_arrays.py")
-# Symmetric memory, windows, UCX, hosts, the vendors' tables on mock libraries, the recorder, and all kernels.
+# Symmetric memory, windows, transports, hosts, the vendors' tables on mock libraries, the recorder, and all
+# kernels.
 TESTS = {
     "address": (
         *("tests/core/test_reduce.py", "tests/core/test_wire_formats.py", "tests/core/test_data_checksum.py"),
-        *("tests/core/test_reproducible_sums.py", "tests/core/test_tables.py", "tests/backends/ucx"),
+        *("tests/core/test_reproducible_sums.py", "tests/core/test_tables.py"),
+        *("tests/backends/ucx", "tests/backends/tcp", "tests/backends/transport"),
         *("tests/backends/nccl/test_nccl_mock.py", "tests/backends/shmem", "tests/flight_recorder/ring"),
         *("tests/flight_recorder/recording", "tests/comms/execution/test_fast_and_general.py"),
         *(*_HOSTS, *_MEMORY),
@@ -30,21 +32,23 @@ TESTS = {
     # Ranks in threads: what starts processes takes minutes under this sanitizer, or hangs after a fork.
     "thread": (
         *("tests/backends/ucx/test_worker.py", "tests/backends/ucx/test_ucx.py"),
-        *("tests/backends/ucx/test_later_faults.py", "tests/backends/ucx/test_large_exchanges.py"),
+        *("tests/backends/tcp", "tests/backends/transport"),
         *("tests/core/test_reduce.py", "tests/core/test_data_checksum.py", *_HOSTS, *_MEMORY),
     ),
 }
 # What `make test` has time for, with either sanitizer.
 SHORT = (
-    *("tests/backends/ucx/test_worker.py", "tests/symm/test_windows.py", "tests/core/test_data_checksum.py"),
+    *("tests/backends/ucx/test_worker.py", "tests/backends/tcp/test_streams.py"),
+    *("tests/symm/test_windows.py", "tests/core/test_data_checksum.py"),
     *(
         "tests/backends/hosts/test_columns.py::test_ranks_of_larger_columns_reduce_parts",
         "tests/comms/operations/test_native_arrays.py",
     ),
 )
-# Left out: nvcc crashes beside the runtimes; that of the thread sanitizer installs a signal handler, which a
-# test takes for one of UCX.
-LEFT_OUT = {"address": "test_nvcc", "thread": "test_nvcc or test_opening_installs_no_signal_handlers"}
+# Left out: nvcc crashes beside the runtimes; for these it is an error to ask for too much memory; that of the
+# thread sanitizer installs a signal handler, which a test takes for one of UCX.
+_LEFT_OUT = "test_nvcc or test_a_message_for_which_there_is_no_memory"
+LEFT_OUT = {"address": _LEFT_OUT, "thread": f"{_LEFT_OUT} or test_opening_installs_no_signal_handlers"}
 
 # Python looks for this module at every start, also of the processes that tests start.
 _FINDER = '''"""Gives every Python process the sanitized core for unicomm._core."""

@@ -86,11 +86,14 @@ def culprit(place: str) -> int:
     return 2 if place == "hosts" else 1  # of the second host
 
 
-def run_fault(fault: str, place: str, folder: Path) -> Verdict:
-    """Runs the program with a fault to its end, and returns the verdict."""
+def run_fault(fault: str, place: str, folder: Path, hub_after: float = 0.0) -> Verdict:
+    """Runs the program with a fault to its end, and returns the verdict.
+
+    `hub_after`: seconds for which the start of the second host's hub takes longer.
+    """
     with _groups_removed():
         if place == "hosts":
-            return _on_two_hosts(fault, folder)
+            return _on_two_hosts(fault, folder, hub_after)
         file = folder / "verdict.json"
         options = ("--nproc-per-node=2", "--hub-port=0", f"--backend={place}", f"--verdict-file={file}")
         command = [sys.executable, "-m", "unicomm", "run", *options, PROGRAM, fault, culprit(place)]
@@ -110,15 +113,25 @@ def run_and_analyze(
     return str(json.loads(done.stdout)["sentence"])
 
 
-def _on_two_hosts(fault: str, folder: Path) -> Verdict:
+SLOW_HUB = """
+import sys, time
+if "unicomm.launch.hub.server" in sys.orig_argv:
+    time.sleep({seconds})
+"""
+
+
+def _on_two_hosts(fault: str, folder: Path, hub_after: float) -> Verdict:
     """The culprit is on the second host; the verdict is that which the first one prints."""
+    (slow := folder / "slow").mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW_HUB.format(seconds=hub_after))
     files = [folder / f"verdict{host}.json" for host in (0, 1)]
     with namespaces.Namespaces(2) as hosts, Job(hosts, folder) as job:
         for host, file in enumerate(files):
             endpoint = f"--rdzv-endpoint={hosts.address(0)}:{PORT}"
             options = ("--rdzv-backend=c10d", endpoint, "--nnodes=2", "--nproc-per-node=2")
             program = (PROGRAM, fault, culprit("hosts"))
-            job.start(host, "-m", "unicomm", "run", *options, f"--verdict-file={file}", *program)
+            command = ("-m", "unicomm", "run", *options, f"--verdict-file={file}", *program)
+            job.start(host, *command, **({"PYTHONPATH": slow} if host == 1 else {}))
         for process in job.processes:
             process.wait()
         return _verdict(files[0], job._log(0).read_text())

@@ -25,6 +25,14 @@ def test_the_verdict_names_rank_cause_and_line(fault, place, tmp_path):
         assert verdict.culprits == [culprit(place)]
 
 
+def test_a_hub_that_starts_slowly_is_waited_for(tmp_path):
+    """As on a busy host, in a job that fails at once: without that hub the culprit would be unknown."""
+    if reason := why_not("raise", "hosts"):
+        pytest.skip(reason)
+    verdict = run_fault("raise", "hosts", tmp_path, hub_after=6.0)
+    assert expected("raise", "hosts").match(verdict.sentence), f"{verdict.sentence}\n{verdict.output}"
+
+
 # What needs no launcher of ours: the processes themselves, or Python's own handlers, have written it.
 WITHOUT_US = ("raise", "raise-everywhere", "exit", "crash", "terminate", "hang")
 

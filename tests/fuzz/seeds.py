@@ -123,9 +123,16 @@ def _hub_messages(ring: bytes) -> list[bytes]:
         p.Ping(),
         p.Announce(1, "tcp://127.0.0.1:29401", "node1", "r"),
         p.Look(),
-        p.Files(),
+        p.Files("a round"),
     ]
-    messages += [p.Read("a.ucring", 0), p.Gather(), p.Tell(done), p.Done(), p.Refused("no"), done]
+    messages += [
+        p.Read("a round", "a.ucring", 0),
+        p.Gather("a round"),
+        p.Tell("a round", done),
+        p.Done(),
+        p.Refused("no"),
+        done,
+    ]
     messages += [p.Rings([packed], ["one"]), p.Listing([("a.ucring", 5)]), p.Part(3, p.pack(b"abc"))]
     note = {"address": "127.0.0.1", "port": 29401, "token": "t" * 32, "pid": 1, "numbers": "4026531836"}
     note |= {"ticks": 1, "folder": "/dev/shm"}
@@ -153,7 +160,7 @@ def _peer_messages() -> list[bytes]:
     fault = Fault(FaultCode.TIMEOUT, 3, dead=(1,), absent=(2,), late=(4,), where={2: "is at train.py:7"})
     claim = Claim(1, root=0, amount=24, extra=16)
     several = Fault(FaultCode.MISMATCH, 1, detail="words", timeout=2.5, claims=(claim, claim), library="")
-    here = Here(7, "barrier", 1, 2, "a.py:3", (Pending(True, 3, 16),))
+    here = Here(7, "barrier", 1, 2, 3, 4, "a.py:3", (Pending(True, 3, 16),))
     said = [encode(m) for m in (fault, several, Ask(), here, Bye(9), Slow("checkpoint", 60.0))]
     failures = [
         {"kind": "timeout", "culprits": [[0, 1]], "seconds": 1, "stuck": False},

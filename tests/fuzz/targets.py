@@ -361,9 +361,11 @@ def hub(room: Room, data: bytes, one: int | None) -> None:
         request = protocol.read_request(data)
         of = server.Hub(lambda message: None)
         try:
-            of.attempt(str(folder), str(room.path / "frozen"), str(room.path / "job"))
+            folders = str(folder), str(room.path / "frozen"), str(room.path / "job")
+            of.attempt(0, *folders, host=0, hosts=1, round="a round")
+            assert of._start is not None
             if not isinstance(request, protocol.Gather | protocol.Announce | protocol.Tell):
-                of._work(b"", request)
+                of._work(b"", request, of._start)
                 protocol.read_answer(protocol.encode(of._answers.get()[1]), "a hub")
             of._note(request) if isinstance(request, protocol.Announce) else None
         finally:

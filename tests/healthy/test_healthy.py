@@ -1,5 +1,6 @@
 """Some runs of `make healthy`: legal programs without a finding, and a broken one with a finding."""
 
+import shutil
 import sys
 import time
 
@@ -47,10 +48,23 @@ def test_programs_are_legal_and_differ():
     assert len(shapes) == 6
 
 
+def play(server, seed, kept):
+    """Plays a seed, up to three times if nothing is found but slow ranks.
+
+    A busy machine makes ranks slow, but not in each run. A false finding comes again, as the program does.
+    """
+    for _ in range(3):
+        run = conductor.play(server, seed, kept)
+        if {verdict for _, verdict, _, _ in run.findings} != {Verdict.SLOW.value}:
+            break
+        shutil.rmtree(kept / f"seed{seed}")
+    return run
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("seeds", FEW, ids=str)
 def test_nothing_is_found(server, seeds, tmp_path):
-    runs = [conductor.play(server, seed, tmp_path) for seed in seeds]
+    runs = [play(server, seed, tmp_path) for seed in seeds]
     assert [run.findings for run in runs] == [[]] * len(runs)
     assert all(run.analyses == 4 and run.operations > 20 for run in runs)
     assert not list(tmp_path.iterdir())

@@ -149,7 +149,7 @@ def test_backends_that_ran_on_mock_libraries_never_pass_as_supported():
 def test_what_is_verified_ships_with_the_package_and_names_backends_that_exist():
     ran = verified.load()
     names = {row.backend for row in ran.on_hardware}
-    assert names == {"shm", "gloo", "ucx", "hosts", "mpi", "fake"}
+    assert names == {"shm", "gloo", "tcp", "ucx", "hosts", "mpi", "fake"}
     assert not names & set(ran.never)
     assert {row.backend for row in ran.on_mocks} <= set(ran.never)
     for row in ran.on_hardware + ran.on_mocks:
@@ -191,8 +191,9 @@ def test_a_wrong_sum_is_no_success(monkeypatch):
     assert found["detail"] == "the sum is wrong"
 
 
-def test_without_shm_and_gloo_it_fails_and_says_so(monkeypatch, capsys):
+def test_without_shm_tcp_and_gloo_it_fails_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(os, "pidfd_open", fail)
+    monkeypatch.setattr("unicomm._core.TcpStreams", fail)
     monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
     assert doctor.run(False) == 1
     out = capsys.readouterr().out

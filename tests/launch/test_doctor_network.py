@@ -132,11 +132,12 @@ def test_options_that_cannot_be(arguments, code):
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces: {why_not()}")
 def test_the_bad_path_between_three_hosts_is_found(tmp_path):
     """The rank beside the leader of a host takes part without measuring."""
     with Namespaces(3, congestion="reno") as hosts, Relay(hosts) as network:
-        network.set(1, 2, rate=20e6)
+        network.set(1, 2, rate=4e6)  # far below what the relay serves on a busy machine
         where = [0, 1, 2, 2]
         ranks = []
         for rank, host in enumerate(where):
@@ -171,7 +172,7 @@ def test_the_bad_path_between_three_hosts_is_found(tmp_path):
     assert {place["congestion"] for place in report["hosts"]} == {"reno"}
     slow = min(report["pairs"], key=lambda pair: pair["there"])
     assert (slow["one"], slow["other"], slow["path_mtu"]) == (1, 2, 1500)
-    assert slow["there"] < 30e6
+    assert slow["there"] < 6e6
     name = f"{os.uname().nodename} (10.77.0.2) - {os.uname().nodename} (10.77.0.3)"
     assert any(f["what"] == name and "one way" in f["detail"] for f in report["findings"])
     assert looked.returncode == 1

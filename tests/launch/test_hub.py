@@ -25,6 +25,7 @@ from unicomm.launch import job_token
 from unicomm.launch.cli import app
 from unicomm.launch.hub import protocol, server
 from unicomm.launch.hub import view as hub_view
+from unicomm.launch.hub.gather import Room
 from unicomm.launch.hub.hub_process import HubProcess
 from unicomm.launch.hub.protocol import (
     Announce,
@@ -35,6 +36,7 @@ from unicomm.launch.hub.protocol import (
     Look,
     Ping,
     Read,
+    Tell,
     zmq_address,
 )
 from unicomm.launch.run import job_folder as run_folder
@@ -55,25 +57,48 @@ class Hub:
 
     def __init__(self, folder, name, token=TOKEN):
         self.folder = folder / name
-        (self.folder / "rings").mkdir(parents=True)
+        self.folder.mkdir()
         self.process = HubProcess(self.folder / "log")
         self.process.tell("open", token=token, address="127.0.0.1", port=0, others=True)
         said = self.process.wait("open", "closed", seconds=WITHIN)
         assert said is not None, self.log()
         self.port = said["port"]
         self.address = zmq_address("127.0.0.1", self.port)
-        places = {name: str(self.folder / name) for name in ("rings", "frozen", "job")}
-        self.process.tell("attempt", **places)
+
+    def start(self, number=0, host=0, hosts=1):
+        """Ranks run now, for the `number`-th time; others know this start as `self.round`."""
+        self.round, self.number = f"round {number} of {host}", number
+        end = f"-{number}" if number else ""
+        places = {name: str(self.folder / (name + end)) for name in ("rings", "frozen", "job")}
+        self.rings = Path(places["rings"])
+        self.rings.mkdir(exist_ok=True)
+        self.process.tell("attempt", number=number, **places, host=host, hosts=hosts, round=self.round)
+
+    def fail(self):
+        self.process.tell("failed", number=self.number)
+        assert self.process.wait("gathering", seconds=WITHIN, attempt=self.number)
+
+    def gathered(self):
+        return self.process.wait("gathered", "not gathered", seconds=WITHIN, attempt=self.number)
 
     def log(self):
         return (self.folder / "log").read_text()
 
     def ring(self, rank, world):
         """Makes this process play a rank that waits in its first all-reduce."""
-        recorder = _core.Recorder(str(self.folder / f"rings/{rank}.ucring"), META, rank, world, 64)
+        recorder = _core.Recorder(str(self.rings / f"{rank}.ucring"), META, rank, world, 64)
         recorder.add_comm("main", "shm", "u1", f"0-{world - 1}", rank, world)
         recorder.begin(0, 4, 1, 1, [], [], 1)
         return recorder
+
+
+def start(several, number=0):
+    """Ranks run now on these hosts, which know of each other."""
+    for i, hub in enumerate(several):
+        hub.start(number, i, len(several))
+    known = [(i, hub.address, hub.round) for i, hub in enumerate(several[:3])]
+    for hub in several:
+        hub.process.tell("join", directories=known)
 
 
 @pytest.fixture
@@ -84,9 +109,7 @@ def hubs(tmp_path):
     def make(n, token=TOKEN):
         several = [Hub(tmp_path, f"host{len(made) + i}", token) for i in range(n)]
         made.extend(several)
-        known = [(i, hub.address, f"round{i}") for i, hub in enumerate(several[:3])]
-        for i, hub in enumerate(several):
-            hub.process.tell("join", host=i, hosts=n, round=f"round{i}", directories=known)
+        start(several)
         return several
 
     yield make
@@ -132,9 +155,8 @@ def test_gathering(hubs, ask, eventually):
     several = hubs(3)
     kept = [hub.ring(rank, 3) for rank, hub in enumerate(several)]
     eventually(lambda: len(ask(several[0], Look()).rings) == len(kept), WITHIN)
-    several[2].process.tell("failed")
-    assert several[2].process.wait("gathering", seconds=WITHIN)
-    said = several[2].process.wait("gathered", "not gathered", seconds=WITHIN)
+    several[2].fail()
+    said = several[2].gathered()
     assert said["say"] == "gathered", said
     assert (said["here"], said["hosts"], said["missing"]) == (False, 3, [])
     assert said["folder"] == str(several[0].folder / "job")
@@ -145,8 +167,8 @@ def test_gathering(hubs, ask, eventually):
     assert not list(several[0].folder.glob(".part*"))
     # Everybody has been told: the one that gathered may go before the others ask.
     several[0].process.close()
-    several[1].process.tell("failed")
-    assert several[1].process.wait("gathered", seconds=WITHIN)["folder"] == said["folder"]
+    several[1].fail()
+    assert several[1].gathered()["folder"] == said["folder"]
 
 
 def test_hosts_that_do_not_answer(hubs, ask, eventually):
@@ -155,8 +177,8 @@ def test_hosts_that_do_not_answer(hubs, ask, eventually):
     kept = [hub.ring(rank, 3) for rank, hub in enumerate(several)]
     eventually(lambda: len(ask(several[1], Look()).rings) == len(kept), WITHIN)
     os.kill(several[0].process.pid, signal.SIGSTOP)
-    several[2].process.tell("failed")
-    said = several[2].process.wait("gathered", "not gathered", seconds=WITHIN)
+    several[2].fail()
+    said = several[2].gathered()
     assert said["say"] == "gathered", said
     assert said["folder"] == str(several[1].folder / "job")
     assert said["hosts"] == 2
@@ -165,10 +187,81 @@ def test_hosts_that_do_not_answer(hubs, ask, eventually):
     assert "did not answer" in missing
 
 
+def test_a_new_start_has_verdicts_of_its_own(hubs, ask, eventually):
+    """What is asked, told or found for an earlier one changes nothing."""
+    first, second = several = hubs(2)
+    kept = [hub.ring(rank, 2) for rank, hub in enumerate(several)]
+    eventually(lambda: len(ask(first, Look()).rings) == 2, WITHIN)
+    second.fail()
+    before, rounds = second.gathered(), [hub.round for hub in several]
+    start(several, 1)
+    kept.append(first.ring(0, 1))
+    eventually(lambda: len(ask(first, Look()).rings) == 1, WITHIN)
+    found = protocol.Gathered("here", "elsewhere", 2, [], "an old finding")
+    for request in (Gather(rounds[0]), Files(rounds[0]), Tell(rounds[0], found)):
+        for hub in several:
+            with pytest.raises(HubError, match="another start"):
+                ask(hub, request)
+    second.process.tell("failed", number=0)
+    second.fail()
+    after = second.gathered()
+    assert (before["folder"], after["folder"]) == (str(first.folder / "job"), str(first.folder / "job-1"))
+    assert [ring.rank for ring in read_folder(after["folder"])[0]] == [0]
+    assert after["sentence"] != before["sentence"]
+    assert second.process.wait("gathered", seconds=0, attempt=0) == before
+
+
+def test_hosts_that_are_not_known_yet_are_missed(hubs):
+    [hub] = hubs(1)
+    kept = hub.ring(0, 2)
+    hub.start(1, 0, 3)
+    hub.fail()
+    said = hub.gathered()
+    assert said["missing"] == ["2 of 3 hosts have no hub, or one that is not known here"]
+    del kept
+
+
+def test_all_hosts_may_ask_for_the_rings_at_once(hubs):
+    [hub] = hubs(1)
+    kept = hub.ring(0, 1)
+    context = zmq.Context()
+    guests = [connected(context, hub.address) for _ in range(100)]
+    for guest in guests:
+        guest.send(protocol.encode(Gather(hub.round)))
+    answers = []
+    for guest in guests:
+        assert guest.poll(WITHIN * 1000)
+        answers.append(protocol.read_answer(guest.recv(), hub.address))
+    assert {type(answer) for answer in answers} == {protocol.Gathered}
+    context.destroy(0)
+    del kept
+
+
+def test_many_hosts_that_are_gone_are_missed_together(hubs, ask):
+    """Each alone takes two seconds."""
+    [hub] = hubs(1)
+    kept = hub.ring(0, 1)
+    for host in range(1, 600):
+        ask(hub, Announce(host, f"tcp://127.0.0.1:{host}", f"host{host}", hub.round))
+    answer = ask(hub, Look())
+    assert len(answer.rings) == 1
+    assert len(answer.missing) == 599
+    del kept
+
+
+def test_room_is_for_all_files_of_a_host_or_none():
+    room = Room(100)
+    room.take([60, 20])
+    for sizes in ([10, 11], [21], [-1], [protocol.MOST_RING + 1]):
+        with pytest.raises(HubError, match=r"too large: -?[0-9]* bytes, and room is left for 20"):
+            room.take(sizes)
+    room.take([20])
+
+
 def test_a_hub_that_is_gone_or_stopped_delays_nobody(hubs, eventually):
     first, second = hubs(2)
     os.kill(first.process.pid, signal.SIGKILL)
-    eventually(lambda: first.process.wait("gathering", seconds=0) is None and first.process.gone, WITHIN)
+    eventually(lambda: first.process.wait("open", seconds=0) and first.process.gone, WITHIN)
     os.kill(second.process.pid, signal.SIGSTOP)
     for hub in (first, second):
         for _ in range(3000):  # more than a pipe takes
@@ -249,7 +342,7 @@ def test_garbage_from_one_who_knows_the_token(hubs, ask):
     guest = connected(context, hub.address)
     refused = [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Open"}), b"\x91" * 1000, bytes(60000)]
     refused += [msgspec.msgpack.encode({"type": "Read", "name": 3, "offset": "x"})]
-    refused += [msgspec.msgpack.encode(Read("name", 0)).replace(b"name", b"n\xff\xffe")]
+    refused += [msgspec.msgpack.encode(Read("", "name", 0)).replace(b"\xa4name", b"\xa4n\xff\xffe")]
     for data in refused:
         guest.send(data)
         assert guest.poll(WITHIN * 1000), data
@@ -289,29 +382,29 @@ def test_answers_that_the_client_has_taken_leave_room_for_more(turn):
 
 def test_names_that_lead_elsewhere(hubs, ask):
     [hub] = hubs(1)
-    ask(hub, Files())
+    ask(hub, Files(hub.round))
     for name in ("../../secret", "/etc/passwd", ".ucring", "a/b.ucring", "x.ucring\0", "x.txt", ""):
         with pytest.raises(HubError, match="not the name of a ring"):
             protocol.file_name(name)
         with pytest.raises(HubError, match="not the name of a ring"):
-            ask(hub, Read(name, 0))
+            ask(hub, Read(hub.round, name, 0))
 
 
 def test_requests_that_make_no_sense(hubs, ask):
     [hub] = hubs(1)
     kept = hub.ring(0, 1)
-    [(name, size)] = ask(hub, Files()).files
-    assert ask(hub, Read(name, size + 5)).size == 0
-    assert ask(hub, Read(name, -5)).size == size
+    [(name, size)] = ask(hub, Files(hub.round)).files
+    assert ask(hub, Read(hub.round, name, size + 5)).size == 0
+    assert ask(hub, Read(hub.round, name, -5)).size == size
     with pytest.raises(HubError, match="refused"):
-        ask(hub, Read("another.ucring", 0))
+        ask(hub, Read(hub.round, "another.ucring", 0))
     for host in (-1, 1 << 40):
         with pytest.raises(HubError, match="there is no host number"):
-            ask(hub, Announce(host, "tcp://127.0.0.1:1", "x", "round0"))
-    assert ask(hub, Gather()).hosts == 1
+            ask(hub, Announce(host, "tcp://127.0.0.1:1", "x", hub.round))
+    assert ask(hub, Gather(hub.round)).hosts == 1
     # Peers that are none cost patience, and are named.
-    ask(hub, Announce(5, "tcp://127.0.0.1:1", "liar", "round0"))
-    ask(hub, Announce(6, "no address", "fool", "round0"))
+    ask(hub, Announce(5, "tcp://127.0.0.1:1", "liar", hub.round))
+    ask(hub, Announce(6, "no address", "fool", hub.round))
     answer = ask(hub, Look())
     assert len(answer.rings) == 1
     assert sorted(text.partition(":")[0] for text in answer.missing) == ["fool", "liar"]

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,25 @@ def test_the_end_of_the_server_is_silent(capfd, caplog):
     assert not caplog.records
 
 
+def test_the_server_waits_a_while_for_its_callers_to_leave():
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, server = listener.getsockname()[1], StoreServer([listener], TOKEN)
+    store = LaunchersStore("127.0.0.1", port, TOKEN, WITHIN)
+    store.set("here", "1")  # it counts as a caller as soon as it is answered, not when it has connected
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(server.close, WITHIN)
+        store.set("key", "value")  # as a launcher that still has to read that all are done
+        assert not closing.done()
+        store.close()
+        closing.result(WITHIN)
+    with pytest.raises(RuntimeError):
+        store.get("key")
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="which hosted the rendezvous, has ended"):
+        store.get("key")  # nobody listens there: nothing to wait for
+    assert time.monotonic() - began < client._GREETING
+
+
 GARBAGE = [
     b"",
     b"\0",
@@ -503,9 +523,11 @@ def test_only_the_hosts_of_the_job_reach_a_filtered_socket():
 def test_too_many_hosts_for_a_filter_leave_the_socket_open():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert source_filter.allow_only(listener, ["127.0.0.2"])
-        many = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(40_000)]
+        many = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(2046)]
         assert not source_filter.allow_only(listener, many)
         assert reaches(listener, "127.0.0.1")
+        assert source_filter.allow_only(listener, many[:-1])  # 4096 instructions
+        assert not reaches(listener, "127.0.0.1")
 
 
 @pytest.mark.parametrize("said", [b"", b"5", b"{", b'["x", 7, null, "10.0.0.1", "::1%lo"]', b"[" * 100_000])

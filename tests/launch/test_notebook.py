@@ -16,6 +16,7 @@ import pytest
 import unicomm
 from tests.processes import forked_interpreters
 from unicomm.launch.notebook import RankError, channel, launch, state
+from unicomm.launch.notebook.rank_worker import _Worker
 
 pytestmark = pytest.mark.processes
 
@@ -178,12 +179,33 @@ def test_timeout_says_where_they_were_and_keeps_them(ranks: Any) -> None:
             time.sleep(1000)
 
     with pytest.raises(RankError) as caught:
-        ranks.run(wait, timeout=0.5)
+        ranks.run(wait, timeout=3)  # seconds, in which a busy machine begins the calls
     failures = caught.value.failures
     assert {r: failure.kind for r, failure in failures.items() if r != 1} == {0: "timeout", 2: "timeout"}
     assert "in wait" in failures[0].summary
-    assert "not done after 0.5 s" in str(caught.value)
+    assert "not done after 3 s" in str(caught.value)
     assert ranks.run(os.getpid) == list(ranks.pids)
+
+
+def test_timeout_of_ranks_that_print_all_the_time(ranks: Any) -> None:
+    def talk() -> None:
+        while True:
+            print("on and on " * 100)
+
+    with pytest.raises(RankError, match="not done after 1 s"):
+        ranks.run(talk, timeout=1)
+    assert ranks.run(os.getpid) == list(ranks.pids)
+
+
+def test_an_interrupt_that_comes_before_the_call_begins() -> None:
+    said: list[tuple[Any, ...]] = []
+    pipe: Any = type("Channel", (), {"send": lambda _, *what: said.append(what)})()
+    worker = _Worker(pipe)
+    worker._interrupt(7)
+    what, number, line, *_ = worker._run(7, channel.dump_call(os.getpid, (), {}))
+    assert (what, number) == ("failed", 7)
+    assert "KeyboardInterrupt" in line
+    assert worker._run(8, channel.dump_call(os.getpid, (), {}))[:2] == ("done", 8)
 
 
 def test_timeout_ends_waits_that_hear_no_signal(ranks: Any) -> None:
@@ -290,9 +312,9 @@ def test_rank_that_ignores_everything_is_killed() -> None:
         while True:
             time.sleep(1000)
 
-    with launch(1, modules=(), grace=0.3) as one:
+    with launch(1, modules=(), grace=3) as one:
         with pytest.raises(RankError, match="did not react to an interrupt and was killed") as caught:
-            one.run(deaf, timeout=0.5)
+            one.run(deaf, timeout=3)
         assert "in deaf" in caught.value.failures[0].traceback
         assert caught.value.failures[0].kind == "timeout"
 

@@ -8,11 +8,13 @@ import threading
 import time
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from tests import commands
 from tests.commands import clean_environment
 from unicomm.launch.run.job import Attempt, Job
 from unicomm.launch.run.job_folder import JobFolder
+from unicomm.launch.run.launcher import _Ending
 from unicomm.launch.run.outcome import Ended, outcome
 from unicomm.launch.run.stop_signals import Reacting, Received, StopSignals
 from unicomm.launch.run.time_limit import time_limit
@@ -205,6 +207,19 @@ def test_what_came_first_counts(at, code):
     attempt.last = False  # a restart was left, which the signal has prevented
     assert outcome(FAILED, attempt, received(signal.SIGTERM, at)).exit_code == 143
     assert outcome(FAILED, attempt, None).exit_code == 3
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_nobody_is_to_blame_while_hosts_change(replaced, tmp_path, monkeypatch):
+    """The launcher has ended the ranks itself, because hosts joined, and is stopped before they run again."""
+    job = Job(JobFolder(tmp_path), None, None)
+    job.attempt = Attempt(0, "hosts joined or left the job", replaced=replaced)
+    stop, shown = StopSignals(), []
+    monkeypatch.setattr(_Ending, "show", lambda *_: shown.append("a verdict"))
+    stop.received.append(received(signal.SIGTERM, 1.0))
+    end = _Ending(None, job, stop, 0.0).conclude(SignalException("stopped", signal.SIGTERM))
+    assert (end.exit_code, shown) == (143, [] if replaced else ["a verdict"])
+    job.close(keep=False)
 
 
 def test_a_job_that_has_succeeded_is_not_stopped():

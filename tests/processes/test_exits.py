@@ -13,7 +13,7 @@ def ring_pids(rings):
     return sorted(int(path.name.split("-")[-2]) for path in rings.glob("*.ucring"))
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp"])
 def test_forgetting_finalize_is_no_mistake(start, rings, backend):
     job = start("exits.py", 3, "forgets", backend)
     assert job.end() == [0, 0, 0]
@@ -21,7 +21,7 @@ def test_forgetting_finalize_is_no_mistake(start, rings, backend):
     assert ring_pids(rings) == []
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp"])
 def test_a_rank_that_ends_early(start, backend):
     job = start("exits.py", 3, "early", backend)
     job.next("ready")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
         ("multiprocessing", [112.0, 112.0]),  # what the workers loaded
     ],
 )
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp", "ucx"])
 def test_fork(start, rings, backend, how, outcomes):
     job = start("forks.py", 2, how, backend)
     assert [said["outcome"] for said in job.next("child")] == outcomes

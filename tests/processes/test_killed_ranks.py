@@ -1,4 +1,7 @@
-"""One of four ranks is killed: the others know within two seconds who it was, and nothing is left behind."""
+"""One of four ranks is killed: the others know within two seconds who it was, and nothing is left behind.
+
+It may take longer where cores have more to run.
+"""
 
 import signal
 import sys
@@ -8,6 +11,7 @@ import pytest
 
 from tests.commands import clean_environment
 from tests.processes.forked_interpreters import run
+from tests.processes.waits import slowdown
 from unicomm.comms.membership.processes import status
 
 pytestmark = pytest.mark.processes
@@ -24,7 +28,7 @@ def check_errors(job, killed_at):
         assert error["culprits"] == [VICTIM], error
         assert f"rank {VICTIM} is gone" in error["text"]
         assert error["rank"] == survivor.rank
-        assert error["at"] - killed_at < SOON
+        assert error["at"] - killed_at < SOON * slowdown()
 
 
 def check_nothing_is_left(job, rings):
@@ -177,7 +181,7 @@ def test_after_its_message_has_arrived(start):
     check_first_error(job[2], 1)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ucx"])
+@pytest.mark.parametrize("backend", ["gloo", "tcp", "ucx"])
 @pytest.mark.parametrize("moment", ["collective", "p2p", "asynchronous"])
 def test_over_messages(start, rings, moment, backend):
     job = start("faults.py", 4, moment, VICTIM, "SIGKILL", 60, backend)
@@ -192,7 +196,7 @@ def test_over_messages(start, rings, moment, backend):
     check_nothing_is_left(job, rings)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ucx"])
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
 def test_while_chunks_in_a_wire_format_travel(start, rings, backend):
     job = start("faults.py", 4, "encoded", VICTIM, "SIGKILL", 60, backend)
     job.next("ready")
@@ -228,7 +232,7 @@ def test_during_creation(start, rings, moment):
         else:
             assert error["type"] == "PeerLostError"
             assert f"rank {VICTIM} is gone: the process has ended" in error["text"]
-        assert error["at"] - error["began"] < TIMEOUT + SOON
+        assert error["at"] - error["began"] < TIMEOUT + SOON * slowdown()
         said = survivor.next("failed")
         assert said["after"] == said["before"]
     assert job.end() == [-signal.SIGKILL if process.rank == VICTIM else 0 for process in job.ranks]

@@ -12,12 +12,13 @@ import pytest
 
 from tests.commands import clean_environment
 from tests.processes.forked_interpreters import run
+from tests.processes.waits import slowdown
 
 pytestmark = pytest.mark.processes
 
 VICTIM = 2
 KEEP = {"UNICOMM_TRACE_KEEP": "always"}  # the survivors of a killed rank catch their error and end well
-SOON = 5.0  # seconds from the fault to its name on the screen
+SOON = 5.0  # seconds from the fault to its name on the screen, where cores have nothing else to run
 
 
 def top(rings, *options):
@@ -70,7 +71,7 @@ def test_a_rank_that_never_comes(start, rings, number, state):
             and all(r["operation"]["seq"] == 2 for r in job["ranks"] if r["rank"] != VICTIM)
         ),
     )
-    assert at - struck < SOON
+    assert at - struck < SOON * slowdown()
     ranks = by_rank(seen)
     assert sorted(ranks) == [0, 1, 2, 3]
     assert [b["rank"] for b in seen["blockers"]] == [VICTIM]
@@ -106,7 +107,7 @@ def test_in_the_middle_of_a_transfer(start, rings, number, state):
     struck = job[VICTIM].next("struck")["at"]
     line = line_of(job, "the line that the recorder has to show")
     seen, at = shown(rings, lambda job: by_rank(job)[VICTIM]["process"] == state)
-    assert at - struck < SOON
+    assert at - struck < SOON * slowdown()
     operation = by_rank(seen)[VICTIM]["operation"]
     assert operation["name"] == "all_reduce"
     assert operation["state"] == "started"

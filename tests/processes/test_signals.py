@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 KINDS = [
     *[(kind, "shm") for kind in ("all_reduce", "message", "general", "batch", "async", "wait_signal")],
-    *[(kind, "ucx") for kind in ("all_reduce", "message", "general", "batch", "async")],
+    *[(kind, "tcp") for kind in ("all_reduce", "message", "general", "batch", "async")],
 ]
 
 

@@ -83,19 +83,14 @@ def test_the_late_rank_is_named_with_its_delay(trained):
     reduced, slow = told[0]["reduced"], told[0]["slow"]
     # By the programs' own clocks, for which a busy machine is as late as for the report.
     posted = np.asarray([t["posted"] for t in told])[:, slow]
-    typical = np.median(np.delete(posted, LATE, axis=0), axis=0)
+    others = np.delete(posted, LATE, axis=0)
+    assert min(posted[LATE] - np.max(others, axis=0)) >= SECONDS * 1e9
+    typical = np.median(others, axis=0)
     expected = dict(zip([reduced[i] for i in slow], posted[LATE] - typical, strict=True))
-    assert np.median(list(expected.values())) >= SECONDS * 1e9 * 0.9
-    # Where another rank lost its core for longer than this one slept, that one was late.
-    others = np.max(np.delete(posted, LATE, axis=0), axis=0)
-    clear = {
-        reduced[i] for i, gap in zip(slow, posted[LATE] - others, strict=True) if gap > SECONDS * 1e9 / 10
-    }
-    assert len(clear) > len(slow) / 2
     for inputs in (paths, [folder / "rings"]):
         # The rings hold the start of the program too, where ranks are late for reasons of their own.
-        delays = [d for d in report(inputs).delays if d.op == "all_reduce" and d.seq in clear]
-        assert [d.rank for d in delays] == [LATE] * len(clear)
+        delays = [d for d in report(inputs).delays if d.op == "all_reduce" and d.seq in expected]
+        assert [d.rank for d in delays] == [LATE] * len(slow)
         # A rank may lose its core between its own look at the clock and the recorder's, but not often.
         assert np.median([abs(d.late_ns / expected[d.seq] - 1) for d in delays]) < 0.1
         assert all(d.cost_ns > 2 * d.late_ns for d in delays)  # three ranks waited

@@ -28,7 +28,7 @@ _SECONDS = 20.0  # that a connection may take
 _SILENT = 8.0  # seconds after which a listener counts as one that says nothing
 _VALIDATE = b"\0" + struct.pack("<I", 0x3C85F7CE)  # torch's protocol of stores
 _PING = b"\x0d"
-FOR_FAILURES = "connections for failures, during creation"
+OF_RANKS = "connections of the ranks, during creation"
 NOT_SEEN = "not seen"  # as the rank is held, and serves no caller
 
 
@@ -212,7 +212,7 @@ def purpose(one: Listener, owner: str, for_failures: bool) -> tuple[str, str]:
         return "metrics, by HTTP", _UNASKED
     refuses = garbage.result() == b""
     if for_failures:
-        return FOR_FAILURES, "a secret of the ranks" if refuses else NOT_SEEN
+        return OF_RANKS, "a secret of the ranks" if refuses else NOT_SEEN
     if owner.startswith("_socket") and refuses:
         return "`reconfigure`", "the secret of the init handle"
     what, needed = next(

@@ -28,7 +28,7 @@ def test_the_table_knows_who_made_each_socket():
 @pytest.mark.parametrize("way", [way for way in WAYS if "two hosts" in way])
 def test_ranks_of_several_hosts_are_seen_while_they_connect(way):
     """And what they listen at then asks for a secret."""
-    [line] = [line for line in written(PAGE.read_text())[way] if listeners.FOR_FAILURES in line]
+    [line] = [line for line in written(PAGE.read_text())[way] if listeners.OF_RANKS in line]
     assert "| one address | a secret of the ranks |" in line
 
 

@@ -70,7 +70,10 @@ FAULT = Fault(
 SAID = {
     "fault": (watch_messages.encode(FAULT), FAULT),
     "ask": (watch_messages.encode(Ask()), Ask()),
-    "here": (watch_messages.encode(Here(7, "barrier", 1, 2, "a.py:3")), Here(7, "barrier", 1, 2, "a.py:3")),
+    "here": (
+        watch_messages.encode(Here(7, "barrier", 1, 2, 3, 4, "a.py:3")),
+        Here(7, "barrier", 1, 2, 3, 4, "a.py:3"),
+    ),
     "bye": (watch_messages.encode(Bye(9)), Bye(9)),
     "slow": (watch_messages.encode(Slow("checkpoint", 60.0)), Slow("checkpoint", 60.0)),
 }

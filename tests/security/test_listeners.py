@@ -125,7 +125,7 @@ def test_what_no_caller_was_seen_to_be_refused_at_is_not_called_safe(monkeypatch
     monkeypatch.setattr(listeners, "_SILENT", 0.2)
     with silent() as made:
         one = Listener("rank", *made.getsockname())
-        assert listeners.purpose(one, "", True) == (listeners.FOR_FAILURES, listeners.NOT_SEEN)
+        assert listeners.purpose(one, "", True) == (listeners.OF_RANKS, listeners.NOT_SEEN)
 
 
 def test_messages_without_a_connection_are_named_by_who_made_the_socket():

@@ -184,11 +184,16 @@ class _Judge:
         )
 
     def _failed_before(self, record: Record) -> bool:
-        """Whether the communicator may have been broken by an earlier operation, of any rank."""
+        """Whether the communicator may have been broken by an earlier operation, of any rank.
+
+        For a split also by a later one: a rank that is not in it, or is done with it, goes on.
+        """
         comm = self._ops[record.op]["comm"]
+        last = len(self._ops) if self._kind(record) == "split" else record.op
         return any(
             other.error is not None
-            and 0 <= other.op < record.op
+            and 0 <= other.op < last
+            and other.op != record.op
             and self._ops[other.op]["comm"] == comm
             and other.ended <= record.ended
             for other in self._run.records
@@ -211,8 +216,9 @@ class _Judge:
         if who in self._disturbed or other is None:
             return False
         asked = record.ended - _ANSWER
-        silent = record.error is not None and "does not answer" in record.error.message
-        if not silent:  # the answer may be from before this rank was stopped
+        said = "" if record.error is None else record.error.message
+        # The answer, or what another rank tells, may be from before this rank was stopped.
+        if "does not answer" not in said or " gave up: " in said:
             asked -= self._stopped(record)
         if other.began > asked:
             return False
@@ -245,14 +251,28 @@ class _Judge:
             return []  # the first rank keeps the store as long as its own deadline allows
         sound = [r for r in records if r.rank not in self._disturbed]
         for failed in (r for r in sound if r.error is not None):
-            # A rank may connect and be killed in its next operation while others are still in this one.
-            good = [r.rank for r in records if r.error is None and not self._died_before(failed.ended, r)]
+            # A rank may connect, and be killed or stopped in its next operation while others are in this one.
+            connected = [r for r in records if r.error is None]
+            good = [r.rank for r in connected if not self._harmed_before(failed.ended, r)]
+            if len(good) < len(connected) and self._is_end_of(failed, connected):
+                continue  # it held the store, and had answered some of the others
             if good:
                 return [f"some connected, some failed: ranks {good} are connected, but {self._text(failed)}"]
         return []
 
-    def _died_before(self, when: float, record: Record) -> bool:
-        return self._run.died.get(record.rank, when) < when
+    def _is_end_of(self, failed: Record, connected: list[Record]) -> bool:
+        """Whether a rank timed out because of one that had connected, and was stopped since, or failed
+        because the store was gone with such a one."""
+        error = failed.error
+        assert error is not None
+        harmed = {r.rank for r in connected if self._harmed_before(failed.ended, r)}
+        if not harmed & set(self._named(failed, self._kind(failed))):
+            return False
+        return isinstance(error, CommTimeoutError) or failed.store_failed
+
+    def _harmed_before(self, when: float, record: Record) -> bool:
+        stopped = any(r == record.rank and record.ended <= since < when for r, since, _ in self._run.stops)
+        return stopped or self._run.died.get(record.rank, when) < when
 
     def _of_single_kill(self) -> list[str]:
         """If one rank was killed and nothing else happened, every error names exactly that rank."""

@@ -22,6 +22,7 @@ from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import CommError, PeerLostError
 from unicomm.comms.execution.point_to_point import post
 from unicomm.comms.failures.first_cause import GRACE, FirstCause
+from unicomm.comms.failures.store_client import is_store_failure
 from unicomm.comms.work import Work
 
 from . import network, primitives, simulated_library
@@ -36,7 +37,8 @@ _CLOSING = 5.0  # seconds for finalize
 
 @dataclasses.dataclass
 class Record:
-    """What one operation was on one rank. `members`: processes in order of rank."""
+    """What one operation was on one rank. `members`: processes in order of rank. `store_failed`: whether the
+    error came after a failure of the store."""
 
     op: int
     rank: int
@@ -49,6 +51,7 @@ class Record:
     uid: str = ""
     said: Any = None
     parent_broken: bool = False
+    store_failed: bool = False
 
     @property
     def over(self) -> bool:
@@ -440,6 +443,7 @@ class _Rank:
 
     def _failed(self, record: Record, error: CommError) -> None:
         record.error = error.with_traceback(None)
+        record.store_failed = _follows_from_the_store(error)
         error.__context__ = error.__cause__ = None
         primitives.current().note(f"p{self._me} fails {record.op}: {type(error).__name__}: {error.message}")
 
@@ -500,3 +504,13 @@ class _Rank:
             if op["op"] == "split" and op["child"] == comm and groups:
                 found = next((group for group in groups if self._me in group), found)
         return found
+
+
+def _follows_from_the_store(error: BaseException) -> bool:
+    """Whether the store had failed before this error was found."""
+    before: BaseException | None = error
+    while before is not None:
+        if isinstance(before, CommError) and is_store_failure(before):
+            return True
+        before = before.__context__
+    return False

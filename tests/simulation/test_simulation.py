@@ -153,6 +153,7 @@ def test_what_was_found_stays_repaired(name: str) -> None:
         assert not (found := _broken(tried)), f"{name}, schedule {schedule}: {found[0]}\n{to_text(tried)}"
 
 
+@pytest.mark.timeout(400)  # seconds of computing alone: nothing in it waits for the clock
 def test_seeds_break_nothing() -> None:
     """A failure's message holds the program: `python -m tests.simulation.conductor --program FILE`."""
     first, errors = _first_seed(), 0

@@ -251,3 +251,25 @@ def test_threads_of_a_rank():
         assert out.tolist() == list(range(n))
 
     run_ranks(program, 2)
+
+
+@pytest.mark.parametrize("name", ["all_to_all_v", "all_to_all_vdev_2d"])
+def test_ranks_that_see_other_rows_in_memory_of_one_size(name):
+    """4 rows of 2 on rank 0, 8 of 1 on rank 1: with splits that fit both, nothing else would tell."""
+
+    def program(comm):
+        symm.init(comm)
+        me = comm.get_rank()
+        memory = [symm.empty(8, dtype=torch.float32, comm=comm) for _ in range(2)]
+        sent, out = (m.view(4, 2) if me == 0 else m.view(8, 1) for m in memory)
+        splits = symm.empty(2, dtype=torch.int64, comm=comm)
+        splits.fill_(1 + me)
+        there = symm.empty(2, 2, dtype=torch.int64, comm=comm)
+        calls = {
+            "all_to_all_v": lambda: symm.all_to_all_v(sent, out, [1 + me] * 2, comm),
+            "all_to_all_vdev_2d": lambda: symm.all_to_all_vdev_2d(sent, out, splits, there, comm),
+        }
+        with pytest.raises(unicomm.MismatchError):
+            calls[name]()
+
+    run_ranks(program, 2)

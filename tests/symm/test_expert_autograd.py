@@ -170,3 +170,34 @@ def test_the_example(monkeypatch, tmp_path):
     figures = json.loads(result.read_text())
     assert figures["ranks"] == 4
     assert figures["losses"][-1] < 0.5 * figures["losses"][0]
+
+
+def test_combine_returns_more_rows_than_the_capacity():
+    """Of which there is as much as comes: rank 0 sends twice as many rows as any rank gets."""
+
+    def program(comm):
+        symm.init(comm)
+        exchange = symm.ExpertExchange(comm, 1, 4, WIDTH, capacity=2)
+        sent = 4 if comm.get_rank() == 0 else 0
+        x = torch.randn(sent, WIDTH)
+        there, route = exchange.dispatch(x, [2, 2] if sent else [0, 0])
+        assert torch.equal(exchange.combine(there * 2, route), x * 2)
+        exchange.free()
+
+    run_ranks(program, 2)
+
+
+def test_combine_takes_what_dispatch_returns_with_a_small_capacity():
+    """The last expert's padding goes beyond the capacity, which counts rows; gradients come back, too."""
+
+    def program(comm):
+        symm.init(comm)
+        exchange = symm.ExpertExchange(comm, 2, 4, WIDTH, major_align=8, capacity=10)
+        x = torch.randn(4, WIDTH, requires_grad=True)
+        there, route = exchange.dispatch(x, [1, 1, 1, 1])
+        assert len(there) == 16
+        exchange.combine(there * 2, route).sum().backward()
+        assert x.grad.tolist() == [[2.0] * WIDTH] * 4
+        exchange.free()
+
+    run_ranks(program, 2)

@@ -1,8 +1,9 @@
 """`auto`: the fastest backend that reaches all ranks of the communicator.
 
 It chooses shared memory if all ranks can share it, messages if no two can, else shared memory within each
-host and messages between hosts: UCX's if all ranks have the same UCX, else Gloo's. It chooses for each
-communicator, so that a split whose ranks share a host uses shared memory even if its parent cannot.
+host and messages between hosts: by UCX if all ranks have the same UCX and a network for it that TCP does not
+use, or were told to use it, else by TCP. It chooses for each communicator, so that a split whose ranks share
+a host uses shared memory even if its parent cannot.
 
 Ranks share a host if the same kernel runs them, they see each other's process numbers, and each can open the
 others' memory, which is tried. Networks do not matter: containers of one host that share its process numbers
@@ -20,10 +21,11 @@ from typing import Any
 
 from unicomm import _core
 from unicomm.backends.gloo.backend import GlooBackend
-from unicomm.backends.hosts.backend import Far, HostsBackend, HostsOverUcx
+from unicomm.backends.hosts.backend import Far, over
 from unicomm.backends.hosts.layout import Layout
+from unicomm.backends.tcp.backend import TcpBackend
 from unicomm.backends.ucx.backend import UcxBackend
-from unicomm.backends.ucx.devices import devices_beside
+from unicomm.backends.ucx.devices import devices_beside, rdma_ports
 from unicomm.backends.ucx.library import open_library, version_text, why_not
 from unicomm.c10d.compat import PrefixStore
 from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup, Unconnected
@@ -58,8 +60,8 @@ _HOSTS = Hint(
 
 
 def _read_between(text: str) -> str:
-    if text not in ("", "ucx", "gloo"):
-        raise ValueError("expected ucx or gloo")
+    if text not in ("", "tcp", "ucx", "gloo"):
+        raise ValueError("expected tcp, ucx or gloo")
     return text
 
 
@@ -67,13 +69,15 @@ _BETWEEN = Hint(
     "between",
     _read_between,
     "",
-    "What carries messages between hosts: ucx or gloo. Default: ucx if all ranks have the same, else gloo.",
+    "What carries messages between hosts: tcp, ucx or gloo. Default: ucx if all ranks have it and an RDMA"
+    " port, or a hint or variable of UCX; else tcp.",
 )
 _UCX_HINTS = tuple(
     hint
     for hint in UcxBackend.capabilities.hints
     if hint.name not in {known.name for known in GlooBackend.capabilities.hints}
 )
+_UCX_VARIABLES = ("UCX_TLS", "UCX_NET_DEVICES")
 
 
 class AutoBackend(Unconnected, Reconfigures):
@@ -97,14 +101,20 @@ class AutoBackend(Unconnected, Reconfigures):
     @classmethod
     def connect(cls, setup: Setup) -> Backend:
         place = addresses.here(setup.store)
-        mine = {"host": host_identity(), "place": place}
+        mine = {"host": host_identity(), "place": place, "ucx": _wants_ucx(setup)}
         everyone = [json.loads(blob) for blob in setup.rendezvous.exchange("auto", json.dumps(mine).encode())]
         names = _named_hosts(setup)
         # Without the host's name, which may differ between containers of one host.
         where = [(names[r], info["host"].split(" ", 1)[1]) for r, info in enumerate(everyone)]
         layout = Layout.by(where, setup.rank)
         places = [addresses.Place(*info["place"]) for info in everyone]
-        return _connect(setup, layout, where, places)
+        return _connect(setup, layout, where, places, all(info["ucx"] for info in everyone))
+
+
+def _wants_ucx(setup: Setup) -> bool:
+    """Whether this rank has a network that UCX drives and TCP does not, or was told how to use UCX."""
+    hinted = any(setup.hints[hint.name] for hint in _UCX_HINTS)
+    return hinted or any(name in os.environ for name in _UCX_VARIABLES) or bool(rdma_ports())
 
 
 def _named_hosts(setup: Setup) -> list[str]:
@@ -122,8 +132,9 @@ def _named_hosts(setup: Setup) -> list[str]:
 
 
 def _connect(
-    setup: Setup, layout: Layout, where: Sequence[object], places: Sequence[addresses.Place]
+    setup: Setup, layout: Layout, where: Sequence[object], places: Sequence[addresses.Place], by_ucx: bool
 ) -> Backend:
+    """`by_ucx`: whether messages between hosts go over UCX where nothing else is asked for."""
     near: Backend | None = None
     if len(layout.hosts) == 1:
         try:
@@ -143,7 +154,7 @@ def _connect(
         address = addresses.choose_for(setup, places, cure)
     parts: list[Backend] = [] if near is None else [near]
     try:
-        far = _connect_far(setup, address)
+        far = _connect_far(setup, address, by_ucx)
         if layout.largest == 1:
             return far
         parts.append(far)
@@ -167,16 +178,21 @@ def _connect(
     assert isinstance(near, ShmBackend)
     assert leaders is None or isinstance(leaders, GlooBackend)
     first_cause = FirstCause(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
-    made = HostsOverUcx if isinstance(far, UcxBackend) else HostsBackend
-    return made(layout, near, far, leaders, first_cause, any(told))
+    return over(far)(layout, near, far, leaders, first_cause, any(told))
 
 
-def _connect_far(setup: Setup, address: str) -> Far:
+def _connect_far(setup: Setup, address: str, by_ucx: bool) -> Far:
     """Collective: returns what carries messages between hosts, which connects all ranks."""
     wanted = setup.hints[_BETWEEN.name]
-    if wanted != "gloo" and (far := _connect_ucx(setup, address, bool(wanted))) is not None:
-        return far
-    return GlooBackend.connect(replace(setup, hints=_far_hints(GlooBackend, setup, address)))
+    if wanted == "ucx" or (by_ucx and not wanted):
+        far = _connect_ucx(setup, address, bool(wanted))
+        if far is not None:
+            return far
+    if not (wanted or by_ucx) and setup.rank == 0:
+        text = "communicator '%s': tcp, as not every rank has an RDMA port, or a hint or variable for ucx"
+        _log.info(text, setup.name)
+    backend = GlooBackend if wanted == "gloo" else TcpBackend
+    return backend.connect(replace(setup, hints=_far_hints(backend, setup, address)))
 
 
 def _connect_ucx(setup: Setup, address: str, needed: bool) -> UcxBackend | None:
@@ -184,16 +200,16 @@ def _connect_ucx(setup: Setup, address: str, needed: bool) -> UcxBackend | None:
     if lacking := _lack_of_ucx(setup):
         text = f"no ucx between hosts, {lacking}"
         if needed:
-            cure = "pip install 'unicomm[ucx]', or the hint between=gloo"
+            cure = "pip install 'unicomm[ucx]', or the hint between=tcp"
             raise UnsupportedError(text, comm=setup.name, hint=cure)
-        _log.info("communicator '%s': gloo, as there is %s", setup.name, text)
+        _log.info("communicator '%s': tcp, as there is %s", setup.name, text)
         return None
     try:
         return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
     except BackendError as error:  # the same error on all ranks
         if needed:
             raise
-        text = "communicator '%s': gloo between hosts, because of this: %s"
+        text = "communicator '%s': tcp between hosts, because of this: %s"
         _log.warning(text, setup.name, error.message)
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import EntryPoint, entry_points
 
@@ -26,6 +26,7 @@ _BUILT_IN = {
     "shm": "unicomm.backends.shm:ShmBackend",
     "gloo": "unicomm.backends.gloo.backend:GlooBackend",
     "mpi": "unicomm.backends.mpi.backend:MpiBackend",
+    "tcp": "unicomm.backends.tcp.backend:TcpBackend",
     "ucx": "unicomm.backends.ucx.backend:UcxBackend",
     "nccl": "unicomm.backends.nccl.backend:NcclBackend",
     "rccl": "unicomm.backends.nccl.backend:RcclBackend",
@@ -167,8 +168,8 @@ def new_comm(
     Returns when every rank is connected and its options were compared.
 
     Args:
-        backend: "auto" (the fastest that reaches all ranks), "shm" (ranks of one host), "gloo" (TCP),
-            "ucx" (the networks of UCX),
+        backend: "auto" (the fastest that reaches all ranks), "shm" (ranks of one host), "tcp" and
+            "gloo" (any hosts, over TCP), "ucx" (the networks of UCX),
             "mpi" (ranks that mpiexec started), "nccl", "rccl", "nvshmem", "rocshmem" (GPUs), "fake" (one
             process plays any rank), or a registered one.
         device: the device of the tensors; required.
@@ -221,10 +222,12 @@ def connect(
     rank: int | None = None,
     size: int | None = None,
     meeting: str = "",
+    labels: Sequence[int] | None = None,
 ) -> create.Created:
     """Does what `new_comm` does, up to the object that the user holds.
 
-    `meeting`: the name under which the ranks meet, by default `name`.
+    `meeting`: the name under which the ranks meet, by default `name`. `labels`: the ranks' numbers in the
+    whole job, by which those that wait elsewhere are found; by default those of the communicator.
     """
     found = find_backend(backend)
     device = create.check_device(device, found)
@@ -254,5 +257,7 @@ def connect(
     _check_usable(found, size, world)
     if by_launcher and store is None and size > 1 and found.capabilities.moves_data:
         store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
-    asked = create.Request(found, device, name, store, rank, size, options, world, meeting=meeting)
+    asked = create.Request(
+        *(found, device, name, store, rank, size, options, world), labels=labels, meeting=meeting
+    )
     return create.create(asked)

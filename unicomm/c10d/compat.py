@@ -432,11 +432,6 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 dispatch_mode_at: Callable[[int], Any] = torch._C._get_dispatch_stack_at
 
 
-def work_of_future(future: torch.futures.Future[Any]) -> dist.Work:
-    """Returns a Work, written in C++, that completes with `future`."""
-    return _native._create_work_from_future(future)  # type: ignore[attr-defined, no-any-return]
-
-
 # --- symmetric memory ---------------------------------------------------------------------------------------
 
 

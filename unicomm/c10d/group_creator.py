@@ -70,6 +70,7 @@ def create(
                 enable_reconfigure=settings[_OPTION.name],
                 hints=own,
                 meeting=place.meeting,
+                labels=options.global_ranks_in_group or None,
             ),
             Communicator,
         )

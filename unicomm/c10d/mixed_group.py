@@ -22,7 +22,7 @@ from unicomm.comms.communicator import Communicator
 from . import batch_isend_irecv as batches
 from .calls.layouts import tensors_in
 from .calls.table import all_names
-from .compat import Store
+from .compat import HashStore, Store
 from .process_group import UnicommProcessGroup
 
 
@@ -33,10 +33,20 @@ class MixedProcessGroup(UnicommProcessGroup):
         super().__init__(*comms, store=store)
         self._only = None  # the device of the tensors decides
         self._others = dict(others)
+        self._groups: dict[str, dist.ProcessGroup] = {}  # torch's own, each of one of them
 
     def _get_backend(self, device: torch.device) -> Any:
         other = self._others.get(torch.device(device).type)
         return super()._get_backend(device) if other is None else other
+
+    def _taking(self, kind: str, name: str) -> Any:
+        """Returns what takes a call for torch's backend of a device type."""
+        other = self._others[kind]
+        if hasattr(other, name):
+            return other
+        if kind not in self._groups:
+            self._groups[kind] = torch_group(kind, other)
+        return self._groups[kind]
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -70,17 +80,30 @@ class MixedProcessGroup(UnicommProcessGroup):
         return cast(dist.Work, ended)
 
 
+def torch_group(kind: str, backend: Any) -> dist.ProcessGroup:
+    """Returns a group of torch's own class with one of its backends, which has methods that `backend` lacks.
+
+    In C++ a backend has more of them than in Python, such as those of FSDP2.
+    """
+    made = dist.ProcessGroup(HashStore(), backend.rank(), backend.size())
+    of_its_own = dist.ProcessGroup.BackendType.CUSTOM
+    made._set_default_backend(of_its_own)
+    made._register_backend(torch.device(kind), of_its_own, backend)
+    return made
+
+
 def _passing_on(name: str) -> Callable[..., Any]:
     ours = getattr(UnicommProcessGroup, name)
 
-    def method(self: MixedProcessGroup, *arguments: Any) -> Any:
-        tensor = next(tensors_in(arguments), None)
+    def method(self: MixedProcessGroup, *arguments: Any, **named: Any) -> Any:
+        tensor = next(tensors_in((*arguments, *named.values())), None)
         other = None if tensor is None else self._others.get(tensor.device.type)
         if other is None:
-            return ours(self, *arguments)
-        if name in ("send", "recv"):
+            return ours(self, *arguments, **named)
+        if name in ("send", "recv") and not named:
             return batches.pass_on(other, name, arguments)
-        return getattr(other, name)(*arguments)
+        assert tensor is not None
+        return getattr(self._taking(tensor.device.type, name), name)(*arguments, **named)
 
     method.__name__ = method.__qualname__ = name
     return method

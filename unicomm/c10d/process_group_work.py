@@ -179,6 +179,36 @@ class MessageWork(ProcessGroupWork):
     _source_rank = source_rank
 
 
+class _Giver(dist.ProcessGroup):
+    """Returns a Work by a method that C++ code calls."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]
+        self.given = threading.local()
+
+    def barrier(self, options: Any) -> dist.Work:
+        work: dist.Work = self.given.work
+        return work
+
+
+_giver = _Giver()
+
+
+def held_by_cpp(work: dist.Work) -> dist.Work:
+    """Returns a Work in C++ that keeps `work`, a Python object, alive, and whose `wait` and `getFuture` call
+    its.
+
+    torch makes one (`PyWorkHolder`) of whatever an overridden method of a process group returns. A Work that
+    follows a future (`_create_work_from_future`) would not do: its `wait` returns when the future has failed
+    as if it had succeeded.
+    """
+    _giver.given.work = work
+    try:
+        return dist.ProcessGroup.barrier(_giver, dist.BarrierOptions())
+    finally:
+        del _giver.given.work
+
+
 class _Done(ProcessGroupWork):
     """The Work of every synchronous all_reduce of the native fast path."""
 

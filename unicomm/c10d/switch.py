@@ -244,6 +244,7 @@ def _create(backend: str, kind: str, place: MeetingPlace, asked: Mapping[str, An
     else:
         more = more | {"rank": asked["group_rank"], "size": asked["group_size"]}
         more |= {"store": place.store, "timeout": timeout, "meeting": place.meeting}
+        more |= {"labels": ranks or None}
         comm = communicator_of(connect(chosen, device, place.name, **more), Communicator)
     choice.bind(comm, asked.get("device_id"))
     if comm.get_rank() == 0:

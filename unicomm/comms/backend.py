@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import torch
 
 from unicomm.c10d.compat import Store
-from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.call import MOST_TAG, Call, Message
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp, ReproducibleOp
 
 from .errors import CommError
@@ -41,9 +41,12 @@ class Capabilities:
         reductions: further single pairs of element type and reduction. All other pairs are composed.
         bytes_only: the backend gets data that it only moves as uint8 tensors, whatever the element type.
         checks_mismatch: every collective compares the ranks' signatures before it writes.
+        empty_parts: its messages tell sizes that differ, so that without a comparison of all pairs an
+            exchange also sends its empty parts: a part that one rank alone takes for empty is then an error.
         one_host: all ranks must be on one host. encodes: it runs calls whose elements have a wire format.
         moves_data: False for a backend that only pretends to move data.
         captured: graphs may capture the backend's operations; only for backends that use streams.
+        most_tag: the greatest tag of a message that the backend takes.
         hints: the hints that the backend takes.
     """
 
@@ -54,10 +57,12 @@ class Capabilities:
     reductions: frozenset[tuple[torch.dtype, RedOpType | ReproducibleOp]] = frozenset()
     bytes_only: bool = False
     checks_mismatch: bool = False
+    empty_parts: bool = False
     one_host: bool = False
     encodes: bool = False
     moves_data: bool = True
     captured: bool = True
+    most_tag: int = MOST_TAG
     hints: tuple[Hint, ...] = ()
 
 
@@ -226,10 +231,12 @@ class Exchange(abc.ABC):
         waited_for: returns the numbers of those for which threads wait now, as far as the caller tells.
         joint: messages that are added together may be said to be over together. For a backend to which each
             message that is awaited alone costs a thread.
+        due: the number of the message that is due first, to which the timeout of the next `run` belongs.
     """
 
     waited_for: Callable[[], Collection[int]] = tuple
     joint: bool = False
+    due: int = 0
 
     @abc.abstractmethod
     def add(self, messages: Sequence[Message]) -> None:

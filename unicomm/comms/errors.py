@@ -115,6 +115,10 @@ class UnsupportedError(CommError):
 class NotReadyError(CommError):
     """The communicator is finalized or has no ranks yet, or the requested result is not available yet."""
 
+    #: Of a call in the midst of an operation of the same thread, in a callback or a signal handler. If a
+    #: handler lets it out, the operation ends half way, and the communicator is broken.
+    amid = False
+
 
 class MismatchError(CommError):
     """The ranks did not call the same operation with matching arguments; `culprits` are the minority."""

@@ -35,7 +35,8 @@ class WorkStatus(enum.Enum):
 class Runner(Protocol):
     """The thread that runs an asynchronous operation, as its Work sees it."""
 
-    def is_current(self) -> bool: ...
+    def amid(self) -> str:
+        """What the caller's thread has to run first, in a callback or a signal handler; "" if nothing."""
 
 
 class Work(_core.WorkBase):
@@ -73,13 +74,15 @@ class Work(_core.WorkBase):
         """
         if self._pending and self._lock is not None:
             limit = seconds(timeout, -1.0)
-            if self._worker is not None and self._worker.is_current():
-                raise NotReadyError(
-                    "cannot wait here for an operation that this very thread has to run first",
+            if self._worker is not None and (first := self._worker.amid()):
+                error = NotReadyError(
+                    f"cannot wait here, in the midst of {first}: this very thread has to run that first",
                     op=self.name,
                     seq=self.seq,
-                    hint="add another callback instead of waiting in one",
+                    hint="add another callback instead of waiting in one; a signal handler must not wait",
                 )
+                error.amid = True
+                raise error
             end = math.inf if limit < 0 else time.monotonic() + limit
             # In this frame, by which a thread that waits here is known (failures/thread_quiescence.py).
             while not self._lock.acquire(timeout=max(0.0, min(_PART, end - time.monotonic()))):

@@ -44,7 +44,7 @@ class SideProcess:
         self._answers = self._process.stdout.fileno()
         for descriptor in (self._commands, self._answers):
             os.set_blocking(descriptor, False)
-        self._said: dict[str, dict[str, Any]] = {}
+        self._said: dict[tuple[str, int | None], dict[str, Any]] = {}  # by kind and attempt
         self._pending = b""
         self.gone = False  # whether it has closed its end; known after `wait`
 
@@ -66,7 +66,7 @@ class SideProcess:
             for line in lines:
                 with contextlib.suppress(ValueError):
                     message = json.loads(line)
-                    self._said[message["say"]] = message
+                    self._said[message["say"], message.get("attempt")] = message
 
     def tell(self, do: str, **what: Any) -> None:
         """Sends a command; does nothing if the process is gone or its pipe is full."""
@@ -75,19 +75,17 @@ class SideProcess:
             with contextlib.suppress(OSError):
                 os.write(self._commands, line)
 
-    def forget(self, *what: str) -> None:
-        """Discards the messages of these kinds that were sent so far."""
-        self._read()
-        for each in what:
-            self._said.pop(each, None)
+    def wait(self, *what: str, seconds: float, attempt: int | None = None) -> dict[str, Any] | None:
+        """Returns the first message of these kinds; None when the process is gone or sends none in time.
 
-    def wait(self, *what: str, seconds: float) -> dict[str, Any] | None:
-        """Returns the first message of these kinds; None when the process is gone or sends none in time."""
+        `attempt`: the start of the ranks of which it speaks, if it speaks of one.
+        """
         poller, end = select.poll(), time.monotonic() + seconds
         poller.register(self._answers, select.POLLIN)
         while True:
             self._read()
-            if found := next((self._said[each] for each in what if each in self._said), None):
+            said = (self._said.get((each, attempt)) for each in what)
+            if found := next(filter(None, said), None):
                 return found
             left = end - time.monotonic()
             if self.gone or left <= 0:

@@ -83,7 +83,8 @@ class ExpertExchange:
         self.major_align = major_align
         count, whole = experts * self._size, torch.int64
         tensors = self._allocate(
-            *(((n, width), self.dtype) for n in (rows, most, most)),
+            # What comes back is as long as what dispatch returned, which pads the last experts' rows as well.
+            *(((n, width), self.dtype) for n in (rows, most + experts * major_align, most)),
             *(((count,), whole), ((2, count), whole), ((2, count), whole)),
         )
         self._own, self._sorted, self._arrived, self._splits, self._there, self._back = tensors
@@ -167,9 +168,9 @@ class ExpertExchange:
         self._sorted[: len(rows)].copy_(rows)
         self._there.copy_(route.splits_offsets)
         all_to_all_vdev_2d_offset(
-            self._sorted, self._arrived, self._there, self._back, self._comm, timeout=self._timeout
+            self._sorted, self._own, self._there, self._back, self._comm, timeout=self._timeout
         )
-        return self._arrived[: int(route.splits.sum())].clone()
+        return self._own[: int(route.splits.sum())].clone()
 
     def _blocks(self, there: torch.Tensor) -> tuple[slice, ...]:
         """Each expert's part, padding included."""

@@ -18,8 +18,8 @@ namespace {
 
 using shm::Group;
 
-constexpr long kMostTag = INT32_MAX;     // MOST_TAG of unicomm/comms/operations/call.py
-constexpr int64_t kWithGil = 16 * 1024;  // bytes that are copied without releasing the GIL
+constexpr long kMostTag = INT32_MAX - 1;  // MOST_TAG of unicomm/comms/operations/call.py
+constexpr int64_t kWithGil = 16 * 1024;   // bytes that are copied without releasing the GIL
 // A caller that waits for its message waits here first. Meanwhile nobody looks for lost ranks and deadlocks,
 // as the queue does.
 constexpr double kWaitSeconds = 0.0005;

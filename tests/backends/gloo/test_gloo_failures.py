@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from tests.in_operation import in_operation
 from unicomm import AbortedError, CommTimeoutError, Communicator, MismatchError, ReduceOp
 from unicomm.backends.out_of_band import sockets as mesh
 from unicomm.backends.out_of_band.user_frame import where_is
@@ -94,15 +95,22 @@ def test_the_check_is_a_hint(raised):
     assert run_ranks(by_default, 17, backend="gloo", hints={"check_mismatch": "true"}, timeout=60)[0]
 
 
-def test_without_the_check_absent_ranks_are_named_too(raised):
+def test_without_the_check_absent_ranks_are_named_too(raised, eventually):
+    """Rank 1 gives up when rank 0 waits, and takes it along."""
     over = threading.Event()
+    first: list[Communicator] = []
 
     def program(comm: Communicator) -> None:
         comm.barrier(False)
         if comm.get_rank() == 2:
             assert over.wait(60)
         else:
-            error = raised(comm.all_reduce, torch.ones(5), SUM, False, timeout=0.05)
+            if comm.get_rank() == 0:
+                first.append(comm)
+            else:
+                eventually(lambda: first and in_operation(first[0]))
+            timeout = 0.05 if comm.get_rank() == 1 else None
+            error = raised(comm.all_reduce, torch.ones(5), SUM, False, timeout=timeout)
             assert type(error) is CommTimeoutError
             assert error.absent == error.culprits == (2,)
             over.set()

@@ -5,8 +5,8 @@ import pytest
 from .between import use
 
 
-@pytest.fixture(params=["ucx", "gloo"])
+@pytest.fixture(params=["tcp", "gloo"])
 def between(request, monkeypatch):
-    """Has `auto` in this process use UCX, or Gloo as where there is no UCX."""
+    """Has `auto` in this process use TCP, or Gloo in its place."""
     use(request.param, monkeypatch)
     return request.param

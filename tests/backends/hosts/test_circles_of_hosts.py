@@ -19,7 +19,7 @@ from unicomm import Communicator
 SHORT, LONG = 1.5, 50.0  # seconds that an operation may take
 
 
-@pytest.mark.parametrize("between", ["ucx", "gloo"])
+@pytest.mark.parametrize("between", ["tcp", "gloo"])
 @pytest.mark.parametrize(
     ("layout", "short"),
     [

@@ -1,4 +1,4 @@
-"""Collectives of hosts with as many ranks each: over UCX every column of ranks carries a part of large ones.
+"""Collectives of hosts with as many ranks each: over TCP every column of ranks carries a part of large ones.
 
 Small ones go by the columns as well, or by the leaders where ranks outnumber the cores.
 """
@@ -27,10 +27,10 @@ OPERATIONS = ("all_reduce", "reduce_scatter_single", "all_gather_single", "all_t
 def run(request, monkeypatch):
     """`run(program, layout)` runs a program on ranks that are threads; the layout names the host of each.
 
-    A test runs over UCX, once with small collectives by columns and once by leaders, and over Gloo, which has
+    A test runs over TCP, once with small collectives by columns and once by leaders, and over Gloo, which has
     no columns.
     """
-    use("gloo" if request.param == "gloo" else "ucx", monkeypatch)
+    use("gloo" if request.param == "gloo" else "tcp", monkeypatch)
     monkeypatch.setattr(_core, "usable_cores", lambda: 1 if request.param == "leaders" else 1000)
     made, make = [], _core.HostsFast
 

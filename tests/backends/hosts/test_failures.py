@@ -111,7 +111,7 @@ def test_a_rank_that_stops_while_its_host_connects(monkeypatch):
     store = torch.distributed.HashStore()
 
     def program(rank):
-        options = {"store": store, "rank": rank, "size": 3, "timeout": 3, "hints": {"hosts": "a,b,a"}}
+        options = {"store": store, "rank": rank, "size": 3, "timeout": 10, "hints": {"hosts": "a,b,a"}}
         with pytest.raises(unicomm.CommError) as caught:
             unicomm.new_comm("auto", "cpu", **options)
         if rank != 2:

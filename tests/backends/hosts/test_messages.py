@@ -91,6 +91,7 @@ def test_an_interrupt_while_a_part_opens_is_kept(is_far):
         limited=lambda given: None,
         counted=lambda message: None,
         beside=lambda messages: None,
+        patience=float,
     )
     both.add([message])
     assert both.run(60, 60, 60) == []
@@ -163,6 +164,29 @@ def test_lane_says_who_is_late():
     said = ranks(program)[0]
     assert said.culprits in ((1,), (2,), (1, 2))
     assert said.message.startswith("timed out after 0.5 s: "), said
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("late", [1, 2])
+def test_who_sends_the_message_that_is_overdue_is_late(late, first):
+    """Of two messages, one within the host and one between hosts: the other one has more time."""
+    over = threading.Barrier(N)
+
+    def program(comm):
+        comm.barrier(False)
+        said = None
+        if comm.get_rank() == 0:
+            group, works = UnicommProcessGroup(comm), {}
+            for peer, seconds in [(late, 0.5), (3 - late, 60)][:: 1 if first else -1]:
+                comm.set_timeout(seconds)
+                works[peer] = group.recv([torch.zeros(3)], peer, 0)
+            with pytest.raises(unicomm.CommTimeoutError) as caught:
+                works[late].wait()
+            said = caught.value.culprits
+        over.wait(60)
+        return said
+
+    assert ranks(program)[0] == (late,)
 
 
 def test_sizes_of_near_messages_are_compared():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -52,13 +54,14 @@ def test_conformance(backend, operation, world):
 
 def test_calls_return_before_the_device_has_done_them(new):
     def program(comm: Communicator) -> None:
-        s = streams_of(comm)
-        s.sleep(300)
+        released = threading.Event()
+        streams_of(comm).call(lambda: released.wait(60))
         x = torch.full((4,), float(comm.get_rank() + 1))
         work = comm.all_reduce(x, SUM, False)
         assert not work.is_completed()
         assert work.status is WorkStatus.INPROGRESS
         assert x.tolist() == [float(comm.get_rank() + 1)] * 4
+        released.set()
         work.wait_blocking()
         assert work.status is WorkStatus.COMPLETED
         assert x.tolist() == [3.0] * 4
@@ -68,13 +71,14 @@ def test_calls_return_before_the_device_has_done_them(new):
 
 def test_an_asynchronous_one_waits_for_the_current_stream_and_is_waited_for(new):
     def program(comm: Communicator) -> None:
-        s = streams_of(comm)
+        s, released = streams_of(comm), threading.Event()
         x, y = torch.ones(4), torch.ones(4)
-        s.sleep(200)
-        first = comm.all_reduce(x, SUM, True)  # on a stream of its own, after the sleep
+        s.call(lambda: released.wait(60))
+        first = comm.all_reduce(x, SUM, True)  # on a stream of its own, after what the stream waits for
         second = comm.all_reduce(x, SUM, False)  # on the current stream, after the first
         third = comm.all_reduce(y, SUM, True)
         assert not first.is_completed()
+        released.set()
         third.wait()
         s.synchronize()  # the current stream waits for the third, which is after the others
         assert x.tolist() == [4.0] * 4
@@ -113,8 +117,6 @@ def test_an_overdue_operation_breaks_the_communicator(new, raised):
         assert work.status is WorkStatus.TIMEDOUT
         late.set()
 
-    import threading
-
     late = threading.Event()
     run_ranks(program, 2, backend=new)
 
@@ -138,8 +140,6 @@ def test_late_errors_of_the_library_are_raised(new, raised):
         else:
             assert told.wait(30)
 
-    import threading
-
     told = threading.Event()
     run_ranks(program, 2, backend=new)
 
@@ -154,8 +154,6 @@ def test_abort_ends_what_runs(new, raised):
         assert type(raised(work.wait_blocking)) is AbortedError
         assert type(raised(comm.barrier, False)) is AbortedError
         told.set()
-
-    import threading
 
     told = threading.Event()
     run_ranks(program, 2, backend=new)
@@ -244,19 +242,23 @@ def test_fp8_is_the_librarys_only_where_it_means_the_same():
 
 
 def test_records_have_the_devices_times(new, fresh_recorder):
-    def program(comm: Communicator) -> None:
-        streams_of(comm).sleep(100)
-        comm.all_reduce(torch.ones(4), SUM, True).wait_blocking()
+    def program(comm: Communicator) -> int:
+        released = threading.Event()
+        streams_of(comm).call(lambda: released.wait(60))
+        work = comm.all_reduce(torch.ones(4), SUM, True)
+        at = time.monotonic_ns()
+        released.set()
+        work.wait_blocking()
         drain(comm)
+        return at
 
-    run_ranks(program, 1, backend=new)
+    (released_ns,) = run_ranks(program, 1, backend=new)
 
     ring = recorded.ring()
     (record,) = ring.records
     created, started, completed = (int(record[f"{name}_ns"]) for name in ("created", "started", "completed"))
-    assert created < started <= completed
-    # Between call and start lies the sleep, which the device's own events leave out of the duration.
-    assert started - created > completed - started
+    # The device's own events leave the wait for what was on the stream before out of the duration.
+    assert created < released_ns <= started <= completed
 
 
 def test_a_device_type_alone_is_the_current_device(monkeypatch):

@@ -81,9 +81,11 @@ def test_an_answer_to_an_earlier_question_does_not_count(monkeypatch):
         assert isinstance(first, wire.Ask)
         assert isinstance(second, wire.Ask)
         # The reply to the question shows that the answer has been read.
-        theirs.send(wire.encode(wire.Here(1, "", 0, 0, "", about=first.about)) + wire.encode(wire.Ask()))
+        theirs.send(
+            wire.encode(wire.Here(1, "", 0, 0, 0, 0, "", about=first.about)) + wire.encode(wire.Ask())
+        )
         assert isinstance(next(messages), wire.Here)
-        theirs.send(wire.encode(wire.Here(2, "barrier", 0, 0, "", about=second.about)))
+        theirs.send(wire.encode(wire.Here(2, "barrier", 0, 0, 0, 0, "", about=second.about)))
         eventually(lambda: zero.fault is not None)
         assert zero.fault is not None
         assert zero.fault.named == []  # rank 1 was in the collective when it was asked

@@ -39,7 +39,7 @@ def workers():
 
 def _receives(worker, number):
     out = torch.zeros(_BYTES, dtype=torch.uint8)
-    receiving = _core.UcxMessages(worker)
+    receiving = _core.TransportMessages(worker)
     receiving.add(number, False, 0, out.data_ptr(), _BYTES, 0)
     return receiving.wait(_WITHIN, True) == [(number, 0, _BYTES)] and bool((out == number % 251).all())
 
@@ -50,7 +50,7 @@ def test_a_send_that_is_told_has_left(workers):
     kept, told = [], 0
     for number in range(_MOST):
         kept.append(torch.full((_BYTES,), number % 251, dtype=torch.uint8))
-        sending = _core.UcxMessages(sender)
+        sending = _core.TransportMessages(sender)
         sending.add(number, True, 1, kept[-1].data_ptr(), _BYTES, 0)
         if not sending.wait(0.0, False) and not sending.wait(0.02, False):
             break  # this is the message whose end did not fit
@@ -67,7 +67,7 @@ def test_a_send_that_is_told_has_left(workers):
 def test_who_waits_leaves_before_the_worker_ends(workers):
     _, receiver = workers
     out = torch.zeros(_BYTES, dtype=torch.uint8)
-    receiving = _core.UcxMessages(receiver)
+    receiving = _core.TransportMessages(receiver)
     receiving.add(0, False, 0, out.data_ptr(), _BYTES, 0)
     said = []
     waiting = threading.Thread(target=lambda: said.append(receiving.wait(_WITHIN, False)))
@@ -84,7 +84,7 @@ def test_a_message_that_was_received_in_part_does_not_keep_the_worker(workers):
     """Its sender is gone in the middle; UCX neither ends nor cancels such a receive."""
     sender, receiver = workers
     data, out = torch.ones(1 << 20, dtype=torch.uint8), torch.zeros(1 << 20, dtype=torch.uint8)
-    sending, receiving = _core.UcxMessages(sender), _core.UcxMessages(receiver)
+    sending, receiving = _core.TransportMessages(sender), _core.TransportMessages(receiver)
     receiving.add(0, False, 0, out.data_ptr(), out.nbytes, 0)
     sending.add(0, True, 1, data.data_ptr(), data.nbytes, 0)
     while not out.any():

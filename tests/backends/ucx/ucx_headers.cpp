@@ -53,8 +53,8 @@ SAME(EndpointAttributes, ucp_ep_attr_t);
 SAME_PLACE(EndpointAttributes, transports, ucp_ep_attr_t, transports);
 static_assert(offsetof(ucp_transports_t, num_entries) == sizeof(void*));
 static_assert(offsetof(ucp_transports_t, entry_size) == 2 * sizeof(void*));
-SAME(Transport, ucp_transport_entry_t);
-SAME_PLACE(Transport, device_name, ucp_transport_entry_t, device_name);
+SAME(TransportEntry, ucp_transport_entry_t);
+SAME_PLACE(TransportEntry, device_name, ucp_transport_entry_t, device_name);
 static_assert(ours::kEpTransports == UCP_EP_ATTR_FIELD_TRANSPORTS);
 
 SAME(ReceiveInfo, ucp_tag_recv_info_t);

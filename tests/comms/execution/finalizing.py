@@ -1,4 +1,4 @@
-"""What the tests of `finalize` while an operation runs have in common."""
+"""What the tests of calls while an operation runs have in common."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from tests.comms import inside
 from tests.eventually import eventually
-from unicomm import CommError, Communicator, ReduceOp
+from tests.threads import results
+from unicomm import CommError, Communicator, ReduceOp, new_comm
+from unicomm.c10d.compat import HashStore
+
+BACKENDS = [("shm", 2, None), ("gloo", 2, None), ("tcp", 2, None), ("auto", 3, {"hosts": "a,b,a"})]
+
+
+def ranks(n: int, backend: str, hints: Any) -> list[Communicator]:
+    """Returns the communicators of `n` ranks of this process."""
+    store = HashStore()
+
+    def make(rank: int) -> Communicator:
+        return new_comm(backend, "cpu", name="f", store=store, rank=rank, size=n, timeout=20, hints=hints)
+
+    return results([lambda r=r: make(r) for r in range(n)])
 
 
 def until_on_fast_path(comm: Communicator) -> None:

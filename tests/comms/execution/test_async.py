@@ -28,7 +28,7 @@ from unicomm import (
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
-both_backends = pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
+both_backends = pytest.mark.parametrize("backend", ["shm", "gloo", "tcp"])
 
 
 @both_backends

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from tests.backends.hosts.between import use
 from tests.comms.inside import post
 from unicomm import CommTimeoutError, Communicator, InvalidArgumentError, PeerLostError, ReduceOp
+from unicomm.backends.hosts import backend as hosts
 from unicomm.comms.errors import AbortedError
 from unicomm.testing import run_ranks
 
@@ -18,9 +21,23 @@ SHORT = 0.05  # seconds that operations may take
 SOON = 10.0  # what a loaded machine may take on top
 
 
-@pytest.fixture(params=["shm", "gloo", "ucx"])
+@pytest.fixture(params=["shm", "gloo", "tcp"])
 def backend(request):
     return request.param
+
+
+@pytest.fixture(params=["shm", "gloo", "tcp", "hosts over tcp", "hosts over gloo"])
+def backend_of_three(request, monkeypatch):
+    """With several hosts, ranks 1 and 2 share one, on which one waits for the one that waits for rank 0."""
+    if request.param.startswith("hosts"):
+        use(request.param.split()[-1], monkeypatch)
+        monkeypatch.setattr(hosts, "_FOR_OTHERS", SHORT)
+    return request.param
+
+
+def three_ranks(program: Callable[[Communicator], None], backend: str) -> None:
+    hints = {"hosts": "a,b,b"} if backend.startswith("hosts") else None
+    run_ranks(program, 3, backend="auto" if hints else backend, hints=hints, timeout=60)
 
 
 def wait(comm: Communicator, kind: str, limit: float) -> None:
@@ -52,7 +69,7 @@ def come(comm: Communicator, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "recv", "send", "lane"])
-def test_the_others_wait(kind, backend, eventually):
+def test_the_others_wait(kind, backend_of_three, eventually):
     """In operations that begin later, for longer than these may take."""
     began: list[float] = []
 
@@ -66,14 +83,20 @@ def test_the_others_wait(kind, backend, eventually):
             come(comm, kind)
             return
         comm.barrier(False)
+        if backend_of_three.startswith(
+            "hosts"
+        ):  # where it may come a moment later to ranks that wait in memory
+            channel = comm.unsafe_backend._far.channel
+            eventually(channel.patience)
+            channel.catch_up()  # and has told the other parts
         began.append(time.monotonic())
         wait(comm, kind, SHORT)
 
-    run_ranks(program, 3, backend=backend, timeout=60)
+    three_ranks(program, backend_of_three)
 
 
 @pytest.mark.parametrize("kind", ["sync", "lane"])
-def test_the_others_wait_where_they_are(kind, backend, eventually):
+def test_the_others_wait_where_they_are(kind, backend_of_three, eventually):
     """In operations under way, if the rank asks while it has the time to."""
     began: list[float] = []
     limit = 3.0  # a busy machine may take long to ask
@@ -90,7 +113,7 @@ def test_the_others_wait_where_they_are(kind, backend, eventually):
         began.append(time.monotonic())
         wait(comm, kind, limit)
 
-    run_ranks(program, 3, backend=backend, timeout=60)
+    three_ranks(program, backend_of_three)
 
 
 def test_no_longer_than_asked_for(backend, raised):

@@ -11,10 +11,10 @@ from unicomm.backends.ucx.library import why_not
 from unicomm.comms.execution.engine import Engine
 from unicomm.testing import run_ranks
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
-
 SIZE = 4
-PLACES = {"ucx": ("ucx", {}), **{layout: ("auto", {"hosts": layout}) for layout in ("a,a,b,b", "a,b,b,c")}}
+PLACES = {name: (name, {}) for name in ("tcp", "ucx")} | {
+    layout: ("auto", {"hosts": layout}) for layout in ("a,a,b,b", "a,b,b,c")
+}
 COLLECTIVES = ("all_reduce", "broadcast", "barrier", "all_gather_single", "reduce_scatter_single")
 OPERATIONS = (*COLLECTIVES, "all_to_all_single", "message")
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bfloat16)
@@ -24,7 +24,9 @@ REDUCTIONS = (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.AVG)
 @pytest.fixture(params=PLACES)
 def place(request):
     backend, hints = PLACES[request.param]
-    return {"backend": backend, "hints": {**hints, **({"between": "ucx"} if hints else {})}, "timeout": 60}
+    if backend == "ucx" and (reason := why_not()):
+        pytest.skip(f"no UCX: {reason}")
+    return {"backend": backend, "hints": hints, "timeout": 60}
 
 
 def values(seed, rank, numel, dtype):

@@ -11,7 +11,9 @@ import torch
 
 import unicomm
 from tests.comms.execution.finalizing import (
+    BACKENDS,
     finalize_in_a_signal_handler,
+    ranks,
     until_on_fast_path,
     until_on_general_path,
 )
@@ -19,21 +21,8 @@ from tests.comms.inside import engine, executor, post
 from tests.eventually import eventually
 from tests.threads import outcomes
 from unicomm import CommError, Communicator, ReduceOp
-from unicomm.c10d.compat import HashStore
 
 SUM = ReduceOp.SUM
-BACKENDS = [("shm", 2, None), ("gloo", 2, None), ("ucx", 2, None), ("auto", 3, {"hosts": "a,b,a"})]
-
-
-def ranks(n: int, backend: str, hints: Any) -> list[Communicator]:
-    store = HashStore()
-
-    def make(rank: int) -> Communicator:
-        return unicomm.new_comm(
-            backend, "cpu", name="f", store=store, rank=rank, size=n, timeout=20, hints=hints
-        )
-
-    return outcomes([lambda r=r: make(r) for r in range(n)])
 
 
 @pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)

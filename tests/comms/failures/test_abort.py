@@ -46,7 +46,7 @@ def pending_operations(comm: Communicator) -> dict[str, Callable[[], object]]:
     }
 
 
-both_backends = pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
+both_backends = pytest.mark.parametrize("backend", ["shm", "gloo", "tcp", "ucx"])
 
 
 @both_backends
@@ -156,7 +156,7 @@ def test_messages_do_not_outlive_an_abort(raised):
     run_ranks(program, 2)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp"])
 def test_from_another_thread_of_the_rank(backend, raised):
     """What the rank itself waits in ends as well."""
     over = threading.Event()
@@ -233,7 +233,7 @@ def test_hooks_run_for_any_error_that_breaks(raised):
     run_ranks(program, 2, timeout=60)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx", "fake"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "tcp", "fake"])
 def test_an_idle_communicator(backend, raised):
     def program(comm: Communicator) -> None:
         assert not comm.is_aborted()

@@ -17,7 +17,7 @@ from unicomm.testing import run_ranks
 LARGE = 70001  # elements, which take several rounds
 
 
-@pytest.fixture(params=["shm", "gloo", "ucx"])
+@pytest.fixture(params=["shm", "gloo", "tcp"])
 def backend(request):
     return request.param
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, TCPStore
 
+from tests.eventually import eventually
 from tests.threads import outcomes
 from unicomm.comms.errors import CommError
 from unicomm.comms.membership.rendezvous import Rendezvous, meet
@@ -28,6 +29,23 @@ def meet_all(store: Any, size: int, *, ranks: Sequence[int] | None = None, **opt
         return meet(store, chosen.pop("name"), rank, size, **chosen)
 
     return outcomes([partial(call, r) for r in (range(size) if ranks is None else ranks)])
+
+
+def posts(ranks: Sequence[int], attempt: int = 0) -> list[str]:
+    """The keys of members' posts in an attempt to meet: who has posted has come."""
+    return [f"unicomm/c/world/{attempt}/0/{rank}" for rank in ranks]
+
+
+def meet_in_vain(store: Any, size: int, ranks: Sequence[int], timeout: float, attempt: int = 0) -> list[Any]:
+    """Members `ranks` meet; the last of them has the timeout, and calls when the others have come."""
+    *others, last = ranks
+
+    def call(rank: int) -> Any:
+        if rank == last:
+            eventually(lambda: store.check(posts(others, attempt)))
+        return meet(store, "c", rank, size, timeout=timeout if rank == last else LONG, hello={})
+
+    return outcomes([partial(call, r) for r in ranks])
 
 
 def close_all(members: Sequence[Rendezvous]) -> None:

@@ -74,7 +74,9 @@ def test_the_model_makes_the_same_requests(counted: tuple[int, Any]) -> None:
     assert model.requests - 2 * (size - 1) <= requests <= model.requests
 
 
-@pytest.mark.parametrize(("backend", "exchanges"), [("shm", 2), ("gloo", 4), ("ucx", 5), ("auto", 3)])
+@pytest.mark.parametrize(
+    ("backend", "exchanges"), [("shm", 2), ("gloo", 4), ("tcp", 4), ("ucx", 5), ("auto", 3)]
+)
 def test_communicators_ask_as_little(backend: str, exchanges: int) -> None:
     """Also Gloo's own bootstrap, in which every rank would read the keys of all others."""
     for size in (4, 12):

@@ -29,8 +29,8 @@ from unicomm.comms.backend import Backend
 from unicomm.comms.membership.handles import Handle
 
 SUM = ReduceOp.SUM
-BACKENDS = ["shm", "gloo", "ucx", "fake", "auto"]
-REAL = ["shm", "gloo", "ucx"]
+BACKENDS = ["shm", "gloo", "tcp", "fake", "auto"]
+REAL = ["shm", "gloo", "tcp"]
 
 
 STEPS = {

@@ -29,7 +29,7 @@ from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.table.load import load
 
 SUM = ReduceOp.SUM
-REAL = ["shm", "gloo", "ucx"]
+REAL = ["shm", "gloo", "tcp"]
 
 
 def test_hooks_stay(cast):

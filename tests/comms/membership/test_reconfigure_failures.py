@@ -23,7 +23,7 @@ from unicomm.comms.execution import message_queue
 from unicomm.comms.membership.reconfigure_session import ReconfigureSession
 
 SUM = ReduceOp.SUM
-REAL = ["shm", "gloo", "ucx"]
+REAL = ["shm", "gloo", "tcp"]
 
 
 @pytest.mark.parametrize("there", [[0, 2], [2], [1, 2]], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,12 @@ def test_threads_of_one_process_may_meet_in_opposite_orders() -> None:
 
 
 def test_many_members_are_fast() -> None:
-    with quick(1.0):
-        members = meet_all(HashStore(), 64)
-        values = [b"%d" % r for r in range(64)]
-        assert exchange_all(members, values) == [values] * 64
+    """Of this process's time: other processes may take the cores. The bound is ten times what it takes."""
+    began = time.process_time()
+    members = meet_all(HashStore(), 64)
+    values = [b"%d" % r for r in range(64)]
+    assert exchange_all(members, values) == [values] * 64
+    assert time.process_time() - began < 0.5
 
 
 def test_single_member_touches_no_store() -> None:

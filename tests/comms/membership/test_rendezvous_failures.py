@@ -25,9 +25,12 @@ from tests.comms.membership.rendezvous_helpers import (
     exchange_all,
     make_store,
     meet_all,
+    meet_in_vain,
+    posts,
     quick,
     same_error,
 )
+from tests.eventually import eventually
 from tests.threads import outcomes
 from unicomm.comms.errors import (
     AbortedError,
@@ -51,7 +54,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_missing_member(store: Any, absent: int) -> None:
     there = [r for r in range(4) if r != absent]
     began = time.monotonic()
-    results = meet_all(store, 4, ranks=there, timeout=0.3)
+    results = meet_in_vain(store, 4, there, timeout=0.3)
     took = time.monotonic() - began
     error = same_error(results, CommTimeoutError, [absent])
     assert 0.3 <= took < 5.3  # its deadline, and what a busy machine may add
@@ -67,32 +70,37 @@ def test_missing_member(store: Any, absent: int) -> None:
 
 def test_late_comer_is_never_alone_in_a_success() -> None:
     store = HashStore()
-    same_error(meet_all(store, 3, ranks=[0, 1], timeout=0.05), CommTimeoutError, [2])
+    same_error(meet_in_vain(store, 3, [0, 1], timeout=0.05), CommTimeoutError, [2])
     (late,) = meet_all(store, 3, ranks=[2], timeout=0.05)
     same_error([late], CommTimeoutError, [0, 1])
     assert "after an earlier attempt: rank 2 did not arrive within 0.05 s; ranks 0-1 did" in late.hint
-    same_error(meet_all(store, 3, ranks=[1, 2], timeout=0.05), CommTimeoutError, [0])
+    same_error(meet_in_vain(store, 3, [1, 2], timeout=0.05, attempt=2), CommTimeoutError, [0])
     assert len({m.uid for m in meet_all(store, 3)}) == 1
 
 
 def test_late_comer_in_the_middle_of_the_failure_joins_the_retry() -> None:
-    # Member 2 finds the attempt open, and posts only when it has failed for want of member 2.
-    store, failed = HashStore(), threading.Event()
+    # Member 2 finds the attempt open, and posts only when it has failed for want of member 2. Member 1 gives
+    # up, and comes when the others have done so much.
+    store, failed, found_open = HashStore(), threading.Event(), threading.Event()
 
     def delay(operation: str, arguments: tuple[Any, ...]) -> None:
         if operation == "compare_set" and arguments[0].endswith("/0/0/2"):
+            found_open.set()
             assert failed.wait(LONG)
 
-    def retry(rank: int) -> tuple[Exception, Rendezvous]:
+    def retry(rank: int, timeout: float) -> tuple[Exception, Rendezvous]:
+        if rank == 1:
+            store.wait(posts([0]))
+            assert found_open.wait(LONG)
         with pytest.raises(CommTimeoutError) as caught:
-            meet(store, "c", rank, 3, timeout=0.05, hello={})
+            meet(store, "c", rank, 3, timeout=timeout, hello={})
         failed.set()
         return caught.value, meet(store, "c", rank, 3, timeout=LONG, hello={})
 
     first, second, third = outcomes(
         [
-            lambda: retry(0),
-            lambda: retry(1),
+            lambda: retry(0, LONG),
+            lambda: retry(1, 0.05),
             lambda: meet(Watched(store, delay), "c", 2, 3, timeout=LONG, hello={}),  # type: ignore[arg-type]
         ]
     )
@@ -101,13 +109,16 @@ def test_late_comer_in_the_middle_of_the_failure_joins_the_retry() -> None:
 
 
 def test_late_comer_without_time_left_gets_the_error() -> None:
-    store, failed = HashStore(), threading.Event()
+    # Member 0 comes when member 1 has found the attempt open, and gives up after the deadline of member 1.
+    store, failed, found_open = HashStore(), threading.Event(), threading.Event()
 
     def delay(operation: str, arguments: tuple[Any, ...]) -> None:
         if operation == "compare_set" and arguments[0].endswith("/0/0/1"):
+            found_open.set()
             assert failed.wait(LONG)
 
     def first() -> None:
+        assert found_open.wait(LONG)
         try:
             meet(store, "c", 0, 2, timeout=0.1, hello={})
         finally:
@@ -120,12 +131,12 @@ def test_late_comer_without_time_left_gets_the_error() -> None:
 
 def test_member_that_died_while_completing_is_named() -> None:
     store = HashStore()
+    waiting, died = threading.Event(), threading.Event()
 
     def die(operation: str, arguments: tuple[Any, ...]) -> None:
         if operation == "multi_get":
+            died.set()
             raise RuntimeError("connection lost")
-
-    waiting = threading.Event()
 
     def last() -> Any:
         assert waiting.wait(LONG)
@@ -134,6 +145,9 @@ def test_member_that_died_while_completing_is_named() -> None:
     def see(operation: str, arguments: tuple[Any, ...]) -> None:
         if operation == "check":
             waiting.set()
+        if operation == "add" and arguments[0].endswith("/abandon"):  # the deadline has passed
+            waiting.set()
+            assert died.wait(LONG)
 
     first, second = outcomes(
         [lambda: meet(Watched(store, see), "c", 0, 2, timeout=0.2, hello={}), last]  # type: ignore[arg-type]
@@ -214,11 +228,13 @@ def test_size_that_leaves_a_member_out_is_an_error_there() -> None:
 
 def test_mismatch_explains_a_missing_member() -> None:
     store = HashStore()
+
+    def waits_for_three() -> Any:
+        store.wait(posts([1]))
+        return meet(store, "c", 0, 3, timeout=0.2, hello={})
+
     # Rank 1 believes in a world of two: nobody is going to be the third.
-    calls = [(0, 3), (1, 2)]
-    results = outcomes(
-        [lambda r=r, n=n: meet(store, "c", r, n, timeout=0.2, hello={}) for r, n in calls]  # type: ignore[misc]
-    )
+    results = outcomes([waits_for_three, lambda: meet(store, "c", 1, 2, timeout=LONG, hello={})])
     same_error(results, MismatchError, [1])
 
 
@@ -251,9 +267,15 @@ def test_errors_name_global_ranks() -> None:
 
 
 def test_member_missing_in_a_later_step(store: Any) -> None:
-    members = meet_all(store, 3, timeout=0.4)
-    with quick(2):
-        results = exchange_all(members[:2], [b"", b""], "addresses")
+    members = meet_all(store, 3)
+
+    def gives_up() -> Any:
+        eventually(lambda: store.check(["unicomm/c/world/0/1/0"]))  # member 0 has reached the step
+        members[1]._deadline = time.monotonic() + 0.4
+        return members[1].exchange("addresses", b"")
+
+    with quick(10):
+        results = outcomes([lambda: members[0].exchange("addresses", b""), gives_up])
     error = same_error(results, CommTimeoutError, [2])
     assert "rank 2 did not reach exchange 'addresses'" in error.message
     with pytest.raises(CommTimeoutError) as again:

@@ -127,6 +127,19 @@ def test_between_processes(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+def test_reduced_parts_of_which_one_is_empty():
+    """An empty part has no address in the memory that the others read."""
+    sizes = [50_000, 0, 50_000]
+
+    def program(comm):
+        x = unicomm.empty(sum(sizes), comm=comm).fill_(comm.get_rank() + 1)
+        out = torch.zeros(sizes[comm.get_rank()])
+        comm.reduce_scatter_v(out, list(x.split(sizes)), unicomm.ReduceOp.SUM, False)
+        assert out.eq(6).all()
+
+    run_ranks(program, 3, timeout=60)
+
+
 def pages() -> int:
     """Bytes of memory that the process's heap really has."""
     for fd in os.listdir("/proc/self/fd"):

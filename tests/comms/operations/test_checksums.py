@@ -20,7 +20,7 @@ from unicomm.testing import conformance, run_ranks
 SUM = unicomm.ReduceOp.SUM
 ON, OFF = {"checksum": True}, {"checksum": "false"}
 #: As (backend, hosts): those of several hosts go through hosts.
-PLACES = [("shm", 2), ("shm", 3), ("shm", 4), ("gloo", 2), ("gloo", 3), ("ucx", 3), ("abb", 3), ("abab", 4)]
+PLACES = [("shm", 2), ("shm", 3), ("shm", 4), ("gloo", 2), ("gloo", 3), ("tcp", 3), ("abb", 3), ("abab", 4)]
 
 
 def run(program, place, size, **more):

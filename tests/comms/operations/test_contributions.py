@@ -11,7 +11,7 @@ from unicomm.testing import run_ranks
 #: As (backend, hosts of the ranks, more hints).
 LAYOUTS = [
     *(("shm", "a", {}), ("shm", "aa", {}), ("shm", "aaaa", {}), ("gloo", "ab", {}), ("gloo", "abcd", {})),
-    *(("auto", "aabb", {}), ("auto", "aabb", {"between": "gloo"}), ("ucx", "ab", {}), ("ucx", "abcd", {})),
+    *(("auto", "aabb", {}), ("auto", "aabb", {"between": "gloo"}), ("tcp", "ab", {}), ("tcp", "abcd", {})),
 ]
 
 

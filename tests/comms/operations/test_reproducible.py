@@ -109,6 +109,22 @@ def test_ranks_that_disagree_get_a_mismatch():
     run_ranks(program, 3)
 
 
+@pytest.mark.parametrize("hosts", ["aabb", "abab", "aab"])
+@pytest.mark.parametrize("differ", ["sizes", "operations", "small and large"])
+def test_ranks_of_several_hosts_that_disagree(hosts, differ):
+    """Such a reduction is composed there of others, whose own signatures do not tell."""
+    sizes = {"sizes": (100, 200), "operations": (100, 100), "small and large": (100, 5000)}[differ]
+
+    def program(comm):
+        odd = comm.get_rank() == 1
+        op = AVG if odd and differ == "operations" else SUM
+        with pytest.raises(unicomm.MismatchError) as raised:
+            comm.all_reduce(torch.ones(sizes[odd]), op)
+        assert raised.value.culprits == (1,)
+
+    run_ranks(program, len(hosts), backend="auto", hints={**HINT, "hosts": ",".join(hosts)}, timeout=30)
+
+
 def test_split_and_environment(monkeypatch):
     def program(comm):
         x = torch.tensor([[1e30, 1.0, -1e30][comm.get_rank()]])

@@ -22,7 +22,7 @@ SUM, AVG = ReduceOp.SUM, ReduceOp.AVG
 COUNT = 70001
 #: As (backend, hosts of the ranks).
 PLACES = [
-    *(("shm", "aaa"), ("gloo", "abc"), ("ucx", "abc")),
+    *(("shm", "aaa"), ("gloo", "abc"), ("tcp", "abc")),
     *(("auto", "aabb"), ("auto", "aab"), ("auto", "abab"), ("auto", "aaabbc")),
 ]
 

@@ -13,7 +13,7 @@ from unicomm.testing import run_ranks
 
 SUM, AVG = ReduceOp.SUM, ReduceOp.AVG
 COUNT = 70001
-PLACES = [("gloo", "ab"), ("gloo", "abc"), ("ucx", "abc"), ("auto", "aabb"), ("auto", "abab")]
+PLACES = [("gloo", "ab"), ("gloo", "abc"), ("tcp", "abc"), ("auto", "aabb"), ("auto", "abab")]
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_chunks_change_no_bits(place, fmt, rounding, monkeypatch, swaps):
     assert whole == chunks
 
 
-@pytest.mark.parametrize("place", [("gloo", "abc"), ("ucx", "abc"), ("auto", "aabb")], ids=str)
+@pytest.mark.parametrize("place", [("gloo", "abc"), ("tcp", "abc"), ("auto", "aabb")], ids=str)
 def test_a_rank_that_fails_in_a_chunk_ends_the_operation_on_all(place, monkeypatch):
     monkeypatch.setattr(encoded, "CHUNK", 1280)
     begin, begun = exchanges.Overlapping.begin, threading.local()
@@ -100,7 +100,7 @@ def test_a_rank_that_fails_in_a_chunk_ends_the_operation_on_all(place, monkeypat
     run(program, place)
 
 
-@pytest.mark.parametrize("place", [("gloo", "ab"), ("ucx", "ab"), ("auto", "aabb")], ids=str)
+@pytest.mark.parametrize("place", [("gloo", "ab"), ("tcp", "ab"), ("auto", "aabb")], ids=str)
 def test_a_rank_that_stays_away_in_a_chunk_is_a_timeout(place, monkeypatch):
     monkeypatch.setattr(encoded, "CHUNK", 1280)
     begin, here, others_done = exchanges.Overlapping.begin, threading.local(), threading.Event()

@@ -1,22 +1,27 @@
 """Measures what stays of communicators that ended: growth.py BACKEND TIMES. "bare": torch's own Gloo groups.
 
 Two ranks as threads create and end TIMES of them. Says the bytes that malloc gave and did not get back, and
-the blocks of Python objects, each for one creation. The first creations, which fill tables of fixed size, do
-not count.
+the blocks of Python objects, each for one creation: the median of several parts, as tables are doubled in
+some of them. The first creations, which fill tables of fixed size, do not count.
 """
 
 import ctypes
 import gc
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
+from statistics import median
 
 import torch.distributed as dist
 
 import unicomm
 from tests.processes.programs.common import leave, say
 
+PARTS = 8
+SETTLED = 5  # equal readings, one after the other
 FIRST = 200  # the recorder's table of 256 communicators is full after 128 of two ranks
 
 
@@ -35,10 +40,19 @@ allocated.restype = Allocated
 
 
 def usage() -> tuple[int, int]:
-    """Bytes that malloc has given out, and blocks that Python has."""
-    gc.collect()
-    now = allocated()
-    return now.uordblks + now.hblkhd, sys.getallocatedblocks()
+    """Bytes that malloc has given out, and blocks that Python has, when they have not changed for a while.
+
+    Gloo's threads may still be ending: what they hold is gone soon, on a busy machine later.
+    """
+    said: list[tuple[int, int]] = []
+    while len(said) < SETTLED or len(set(said[-SETTLED:])) > 1:
+        if said:
+            time.sleep(0.02)
+        gc.collect()
+        now = allocated()
+        said.append((now.uordblks + now.hblkhd, sys.getallocatedblocks()))
+        said = said[-SETTLED:]
+    return said[-1]
 
 
 def bare(rank: int, store: dist.Store) -> None:
@@ -67,8 +81,10 @@ def create(times: int, by: Callable[[int, dist.Store], None]) -> None:
 backend, times = sys.argv[1], int(sys.argv[2])
 by = bare if backend == "bare" else ours
 create(FIRST, by)
-before = usage()
-create(times, by)
-after = usage()
-say("grown", bytes=(after[0] - before[0]) / times, blocks=(after[1] - before[1]) / times)
+taken = [usage()]
+for _ in range(PARTS):
+    create(times // PARTS, by)
+    taken.append(usage())
+grown = [[(b - a) * PARTS / times for a, b in pairwise(values)] for values in zip(*taken, strict=True)]
+say("grown", bytes=median(grown[0]), blocks=median(grown[1]), of=grown[0])
 leave()

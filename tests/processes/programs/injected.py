@@ -1,5 +1,6 @@
 """Ranks with a fault in the program: injected.py FAULT VICTIM [TIMEOUT]. The test looks at their rings."""
 
+import contextlib
 import sys
 
 import torch
@@ -82,6 +83,20 @@ def queued() -> None:
         works.append(comm.send(torch.ones(8), 0, async_op=True))
     for work in works:
         work.wait()
+
+
+def caught() -> None:
+    """The others catch the timeout of a collective that rank 0 does not call; later the victim skips one."""
+    other = unicomm.new_comm("shm", torch.device("cpu"), name="other", timeout=60)
+    if rank:
+        with contextlib.suppress(unicomm.CommError):
+            comm.all_reduce(torch.ones(8), SUM, timeout=0.5)
+        say("caught")
+    else:
+        hear()  # in no operation: else all would wait for each other
+    other.barrier()
+    if not guilty:
+        other.all_reduce(torch.ones(8), SUM)
 
 
 def nothing() -> None:

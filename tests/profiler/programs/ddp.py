@@ -1,4 +1,7 @@
-"""A rank of data-parallel training under torch.profiler, in which one rank sleeps before some steps.
+"""A rank of data-parallel training under torch.profiler, in which one rank is late in some steps.
+
+It sleeps when the others have called their first all-reduce of the step, so it is late by SECONDS at least,
+however long a busy machine takes for the others' steps.
 
 torchrun --nproc-per-node 4 ddp.py FOLDER LATE_RANK SECONDS
 """
@@ -38,9 +41,17 @@ def main():
     step()  # DDP has its final buckets now
     posted: list[int] = []  # when this rank called each all-reduce, by its own clock
     slow: list[int] = []  # which of them a sleep was before
-    dist.group.WORLD.get_comm().register_pre_hook(
-        lambda name, _, __: posted.append(time.monotonic_ns()) if name is OpName.all_reduce else None
-    )
+
+    def before(name, _, __):
+        if name is OpName.all_reduce:
+            posted.append(time.monotonic_ns())
+            if slow and len(posted) == slow[-1] + 2:  # the first call of this step has returned
+                come(rank).touch()
+
+    def come(other):
+        return folder / f"come-{len(slow)}-{other}"
+
+    dist.group.WORLD.get_comm().register_pre_hook(before)
     dist.barrier()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
         for i in range(6):
@@ -48,6 +59,8 @@ def main():
                 dist.barrier()
                 slow.append(len(posted))
                 if rank == late:
+                    while not all(come(other).exists() for other in range(4) if other != late):
+                        time.sleep(0.001)
                     time.sleep(seconds)
             step()
     prof.export_chrome_trace(str(folder / f"rank{rank}.json"))

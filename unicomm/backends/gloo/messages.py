@@ -12,11 +12,12 @@ from typing import Any
 from unicomm.backends.out_of_band import Awaited, OutOfBandBackend, OutOfBandExchange
 from unicomm.comms.backend import Completed
 from unicomm.comms.failures.daemon_pool import DaemonPool
-from unicomm.comms.operations.call import MOST_TAG, Message
+from unicomm.comms.operations.call import Message
 
 from .waits import Waits
 
 _LONGEST = 1e6  # seconds; a queue takes no more than some centuries
+_TAGS = (1 << 31) - 1  # Gloo's
 _SPREAD = 0x9E3779B1  # an odd number, so that no two tags of one size become one
 
 Results = queue.SimpleQueue[RuntimeError | None]
@@ -28,7 +29,7 @@ def tag(message: Message) -> int:
     Both ends must have the size in common, as Gloo ends the process where the sizes differ. So a message of
     another size is another message, which nobody waits for; the fault channel finds out.
     """
-    return (message.tensor.nbytes ^ message.tag * _SPREAD) & MOST_TAG
+    return (message.tensor.nbytes ^ message.tag * _SPREAD) & _TAGS
 
 
 class GlooExchange(OutOfBandExchange):

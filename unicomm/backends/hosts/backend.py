@@ -1,14 +1,15 @@
 """The communicator of ranks on several hosts.
 
 Each collective begins with a comparison of what the ranks call. One rank of each host, its leader, exchanges
-that with the leaders of the other hosts (collectives.py). Over UCX, each rank may exchange it with the ranks
-that have its number on the other hosts (csrc/hosts/fast.hpp).
+that with the leaders of the other hosts (collectives.py). Over a transport, each rank may exchange it with
+the ranks that have its number on the other hosts (csrc/hosts/fast.hpp).
 Messages between two ranks go through memory if they share it, else straight from one to the other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -20,6 +21,8 @@ from unicomm._core import FaultCode
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.out_of_band import Awaited
 from unicomm.backends.shm import ShmBackend
+from unicomm.backends.tcp.backend import TcpBackend
+from unicomm.backends.transport import TransportBackend
 from unicomm.backends.ucx.backend import UcxBackend
 from unicomm.comms.backend import (
     Backend,
@@ -48,7 +51,7 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.execution.composed import completion
 from unicomm.comms.execution.composed.exchanges import Trade, Traffic, overlapping
-from unicomm.comms.failures.faults import Fault, aborted_by, error_of, renumber_error
+from unicomm.comms.failures.faults import Fault, aborted_by, error_of, interrupts, renumber_error
 from unicomm.comms.failures.first_cause import GRACE, FirstCause
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.table import OPERATIONS
@@ -66,7 +69,7 @@ _SLACK = 1.0
 _FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out which rank is missing
 _FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
 #: What carries messages between hosts.
-Far = GlooBackend | UcxBackend
+Far = GlooBackend | TransportBackend
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 
 
@@ -116,8 +119,9 @@ class HostsBackend(
         # Returns the messages within the host that Python code runs.
         self._near_messages: Callable[[], list[Awaited]] = list
         far.channel.beside = self._beside
-        self._supervisor: Supervisor | None = None  # of the fast path, over UCX only
-        if isinstance(far, UcxBackend):
+        far.channel.call_when_slow(self._wait_longer)
+        self._supervisor: Supervisor | None = None  # of the fast path, over a transport only
+        if isinstance(far, TransportBackend):
             self.inline = _core.hosts_most_in_slot(len(layout.hosts))
             self._supervisor = Supervisor(self, near.group, far, crowded, _FOR_OTHERS)
 
@@ -205,13 +209,13 @@ class HostsBackend(
         return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in slots]
 
     def straight(self, call: Call) -> None:
-        if isinstance(self._far, UcxBackend) and call.wire is None:
-            # UCX moves the data within a host as well, in this thread; `_straight_group` needs a second one.
-            # With a wire format the ranks of a host get data as they are.
+        if isinstance(self._far, TransportBackend) and call.wire is None:
+            # A transport moves the data within a host as well, in this thread; `_straight_group` needs a
+            # second one. With a wire format the ranks of a host get data as they are.
             self._far_collective(call, lambda: completion.run(self._far_group, call))
             return
         if call.operation.splits or call.name == "all_to_all":
-            # Signatures do not say whether the sizes of all pairs fit: far compares them.
+            # Signatures do not say whether the sizes of all pairs fit: far compares them, or the messages do.
             self._far_collective(call, lambda: None)
         completion.run(self._straight_group, call)
 
@@ -277,6 +281,7 @@ class HostsBackend(
             self._set_limit,
             self._far.awaited,
             self._set_near_messages,
+            self._far.channel.patience,
         )
 
     def _set_near_messages(self, messages: Callable[[], list[Awaited]]) -> None:
@@ -350,6 +355,8 @@ class HostsBackend(
             first_hand: whether this rank knows that the culprits that the part names are the cause.
             linked: ranks whose connection may be gone. awaited: ranks that may be missing.
         """
+        if interrupts(error):
+            return error  # of a signal handler; whoever ran the operation breaks the communicator
         error = renumber_error(error, ranks)
         # A message between hosts that does not fit its receive breaks the part between the hosts. Without the
         # end of the others, collectives would go on over Gloo's leaders, and all else would raise.
@@ -411,8 +418,14 @@ class HostsBackend(
             raise self.far_failed(error, ranks) from error
 
     def expect_slow(self, name: str, seconds: float) -> None:
-        for part in self._parts:
-            part.expect_slow(name, seconds)
+        self._far.expect_slow(name, seconds)  # and the other parts by `_wait_longer`
+
+    def _wait_longer(self) -> None:
+        """Has this rank wait in its other parts, too, for the ranks of any host that have asked for it."""
+        seconds = max(0.0, self._far.channel.patience() - time.monotonic())
+        self._near.expect_slow("a rank of the job", seconds)
+        if self._leaders is not None:  # of which each hears the same
+            self._leaders.channel.expect_slow("a rank of the job", seconds, tell=False)
 
     def abort(self) -> None:
         rank = self.layout.rank
@@ -442,12 +455,27 @@ class HostsBackend(
         return held
 
 
+class HostsOverTcp(HostsBackend):
+    """The same with TCP between hosts."""
+
+    @classmethod
+    def version(cls) -> str:
+        return f"shm: {ShmBackend.version()}; tcp: {TcpBackend.version()}"
+
+
 class HostsOverUcx(HostsBackend):
     """The same with UCX between hosts."""
 
     @classmethod
     def version(cls) -> str:
         return f"shm: {ShmBackend.version()}; ucx: {UcxBackend.version()}"
+
+
+def over(far: Far) -> type[HostsBackend]:
+    """Returns the class of a communicator with this one between hosts."""
+    if isinstance(far, TcpBackend):
+        return HostsOverTcp
+    return HostsOverUcx if isinstance(far, UcxBackend) else HostsBackend
 
 
 class _Straight(Unconnected):
@@ -458,6 +486,10 @@ class _Straight(Unconnected):
 
     def __init__(self, hosts: HostsBackend) -> None:
         self._hosts = hosts
+        far = hosts._far.capabilities
+        self.capabilities = replace(
+            type(self).capabilities, empty_parts=far.empty_parts, checks_mismatch=far.checks_mismatch
+        )
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         self._hosts.messages(messages, timeout)

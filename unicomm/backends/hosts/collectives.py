@@ -225,7 +225,7 @@ def _reduce(links: Links, call: Call) -> None:
         part = _reduced_share(links, call, reduction, piece.to(reduction.wide))
         if layout.host != home:
             if part.numel():
-                links.messages([Message(True, fetcher, bytes_of(part))], call.remaining())
+                links.messages([Message.part(True, fetcher, bytes_of(part))], call.remaining())
             continue
         outs = _shares(layout, piece)
         mine = outs[local] if is_root else torch.empty_like(outs[local])
@@ -233,13 +233,13 @@ def _reduce(links: Links, call: Call) -> None:
         if part.numel():
             gathered = [part if h == home else torch.empty_like(part) for h in range(len(layout.hosts))]
             sources = [(h, layout.hosts[h][local]) for h in range(len(gathered)) if h != home]
-            receives = [Message(False, rank, bytes_of(gathered[h])) for h, rank in sources]
+            receives = [Message.part(False, rank, bytes_of(gathered[h])) for h, rank in sources]
             links.messages(receives, call.remaining())
             reduction.fold(gathered, mine)
-            messages = [] if is_root else [Message(True, call.root, bytes_of(mine))]
+            messages = [] if is_root else [Message.part(True, call.root, bytes_of(mine))]
         if is_root:
             others = [(r, out) for r, out in zip(layout.members, outs, strict=True) if r != layout.rank]
-            messages = [Message(False, r, bytes_of(out)) for r, out in others if out.numel()]
+            messages = [Message.part(False, r, bytes_of(out)) for r, out in others if out.numel()]
         if messages:
             links.messages(messages, call.remaining())
 
@@ -282,11 +282,11 @@ def _reduce_scatter(links: Links, call: Call) -> None:
     if own.numel():
         for h, ranks in enumerate(layout.hosts):
             if h != layout.host:
-                messages.append(Message(False, ranks[layout.local % len(ranks)], bytes_of(gathered[h])))
+                messages.append(Message.part(False, ranks[layout.local % len(ranks)], bytes_of(gathered[h])))
     for r, part in sums.items():
         if part.numel():
             data = bytes_of(part) if codec is None else codec.pack(part, lost=lost.get(r))
-            messages.append(Message(True, r, data))
+            messages.append(Message.part(True, r, data))
     if reduction.op.factor is not None:
         for rest in lost.values():
             rest.div_(reduction.op.factor)
@@ -335,14 +335,14 @@ def _broadcast(links: Links, call: Call) -> None:
             shares = data.tensor_split(len(ranks))
             for i, share in enumerate(shares):
                 if ranks is not layout.members and i % here == layout.local:
-                    messages.append(Message(True, ranks[i], share))
+                    messages.append(Message.part(True, ranks[i], share))
         if messages:
             links.messages(messages, call.remaining())
     else:
         shares = data.tensor_split(len(layout.members))
         ranks = layout.hosts[source]
         mine = shares[layout.local]
-        links.messages([Message(False, ranks[layout.local % len(ranks)], mine)], call.remaining())
+        links.messages([Message.part(False, ranks[layout.local % len(ranks)], mine)], call.remaining())
         links.local(sub("all_gather_v", [mine], list(shares)), call.remaining(), late=True)
 
 
@@ -383,9 +383,9 @@ def _all_gather_bytes(links: Links, call: Call, mine: Tensor, outs: list[Tensor]
         if h == layout.host:
             continue
         if mine.numel():
-            messages.append(Message(True, ranks[layout.local % len(ranks)], mine))
+            messages.append(Message.part(True, ranks[layout.local % len(ranks)], mine))
         fetched = [r for r in ranks[layout.local :: here] if outs[r].numel()]
-        messages += [Message(False, r, outs[r]) for r in fetched]
+        messages += [Message.part(False, r, outs[r]) for r in fetched]
     _messages(links, call, messages)
     for ranks in _rounds(layout):
         parts = [outs[r] for r in ranks]

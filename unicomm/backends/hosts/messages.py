@@ -12,18 +12,19 @@ from unicomm.backends.out_of_band import Awaited, awaited_in
 from unicomm.comms.backend import Completed, Exchange
 from unicomm.comms.errors import CommError, CommTimeoutError
 from unicomm.comms.failures.daemon_pool import DaemonPool
-from unicomm.comms.failures.faults import SEE_LATE_RANKS, rank_list
+from unicomm.comms.failures.faults import SEE_LATE_RANKS, interrupts, rank_list
 from unicomm.comms.operations.call import Message
 
 _LONG = 1e6  # seconds
+_LOOK = 0.5  # seconds until another look, and in which memory finds who is missing in an overdue message
 _threads = DaemonPool("unicomm-hosts")
 
 
 def beside(job: Callable[[], None], main: Callable[[], None], stop: Callable[[], None]) -> None:
     """Runs `job` in another thread while `main` runs in this one; returns when both have ended.
 
-    After a `CommError` of one the other ends by itself, or is not concerned; after any other exception `stop`
-    ends it. Raises the first exception.
+    After a `CommError` of one the other ends by itself, or is not concerned; after any other exception, and
+    after that of a signal handler, `stop` ends it. Raises the first exception.
     """
     errors: list[BaseException] = []
     over = threading.Event()
@@ -33,7 +34,7 @@ def beside(job: Callable[[], None], main: Callable[[], None], stop: Callable[[],
             act()
         except BaseException as error:
             errors.append(error)
-            if not isinstance(error, CommError):
+            if interrupts(error):
                 stop()
 
     def run() -> None:
@@ -66,15 +67,16 @@ class BothExchange(Exchange):
         limited: Callable[[float], None],
         counted: Callable[[Message], Awaited],
         beside: Callable[[Callable[[], list[Awaited]]], None],
+        patience: Callable[[], float],
     ) -> None:
         """`place` returns whether a message goes to the far part, and the message for its part.
 
         `limited` is told the timeout of the message that is due first, for errors; `counted` counts a message
         within the host, and returns what others hear of it; `beside` is told how to find those that the
-        program waits for.
+        program waits for. `patience` returns until when the ranks ask each other to wait.
         """
         self._parts, self._place, self._limited = (near, far), place, limited
-        self._counted, self._beside = counted, beside
+        self._counted, self._beside, self._patience = counted, beside, patience
         self._awaits: dict[int, Awaited] = {}  # by a near message's number here
         self._open: list[Exchange | None] = [None, None]
         # By part and by a message's number in it: the message's number here, and its peer.
@@ -116,9 +118,11 @@ class BothExchange(Exchange):
         if self._driver is None:
             opened = self._open[True]
             assert opened is not None
-            self._driver = _Driver(opened, self._near_interrupt)
-        end = time.monotonic() + timeout
-        within = min(timeout, limit, _LONG)
+            self._driver = _Driver(opened, len(far), self._near_interrupt)
+        now = time.monotonic()
+        end = max(now + timeout, self._patience())
+        # A rank that has asked for time may need less of it: looks again.
+        within = min(limit, max(timeout, min(_LOOK, end - now)), _LONG)
         over = []
         if near:
             over, within = self._run_part(False, _LONG, within, given), 0.0
@@ -126,8 +130,8 @@ class BothExchange(Exchange):
             over += self._take(True, self._driver.take(within))
         except CommError as error:
             raise self._error(True, error) from error
-        if not over and time.monotonic() >= end:
-            raise self._late(given)
+        if not over and time.monotonic() >= max(end, self._patience()):
+            over = self._late(given)
         return over
 
     def _waited_in(self, is_far: bool) -> list[int]:
@@ -137,13 +141,16 @@ class BothExchange(Exchange):
     def _near_awaited(self) -> list[Awaited]:
         return awaited_in(self, self._awaits)
 
-    def _late(self, given: float) -> CommError:
-        # The caller knows which message is overdue; peers on other hosts are late more often.
-        peers = sorted({peer for _, peer in (self._waiting[True] or self._waiting[False]).values()})
+    def _late(self, given: float) -> list[Completed]:
+        """Raises the error of the message that is due, unless messages have just completed."""
+        far = dict(self._waiting[True].values())
+        if self.due not in far:
+            return self._run_part(False, 0.0, _LOOK, given)  # memory knows who is missing
+        peer = far[self.due]
         late = CommTimeoutError(
-            f"messages with {rank_list(peers)} were not over after {given:g} s", hint=SEE_LATE_RANKS
+            f"messages with {rank_list([peer])} were not over after {given:g} s", hint=SEE_LATE_RANKS
         )
-        return self._error(True, late)
+        raise self._parts[True][1](late, {peer})
 
     def _run_part(self, is_far: bool, timeout: float, limit: float, given: float) -> list[Completed]:
         part = self._open[is_far]
@@ -200,10 +207,11 @@ class BothExchange(Exchange):
 class _Driver:
     """Runs the far exchange in a thread of its own, and calls `rouse` when a message has completed."""
 
-    def __init__(self, far: Exchange, rouse: Callable[[], None]) -> None:
+    def __init__(self, far: Exchange, under_way: int, rouse: Callable[[], None]) -> None:
+        """`under_way`: how many messages the exchange has already."""
         self.results: queue.SimpleQueue[list[Completed] | CommError] = queue.SimpleQueue()
-        self._far, self._rouse = far, rouse
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._far, self._under_way, self._rouse = far, under_way, rouse
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: it closes
         self._closing = False
         self._left = threading.Event()
         _threads.run(self._loop)
@@ -229,6 +237,7 @@ class _Driver:
     def close(self) -> None:
         """Returns when the thread no longer uses the exchange: another thread may use its backend next."""
         self._closing = True
+        self._inbox.put(None)
         self._far.interrupt()
         self._left.wait()
 
@@ -241,8 +250,12 @@ class _Driver:
 
     def _drive(self) -> None:
         while not self._closing:
-            while not self._inbox.empty():
-                self._far.add([self._inbox.get()])
+            # An exchange without messages would return at once, again and again.
+            while self._under_way == 0 or not self._inbox.empty():
+                if (message := self._inbox.get()) is None:
+                    return
+                self._far.add([message])
+                self._under_way += 1
             try:
                 over = self._far.run(_LONG, _LONG, _LONG)
             except CommError as error:
@@ -250,5 +263,6 @@ class _Driver:
                 self._rouse()
                 return
             if over:
+                self._under_way -= len(over)
                 self.results.put(over)
                 self._rouse()

@@ -7,8 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 from unicomm import _core
 from unicomm._core import FaultCode
-from unicomm.backends.ucx.backend import UcxBackend
-from unicomm.backends.ucx.native_call import has_native_form, input_bytes, run_native
+from unicomm.backends.transport import TransportBackend, has_native_form, input_bytes, run_native
 from unicomm.comms.errors import CommError
 from unicomm.comms.failures.faults import core_error
 from unicomm.comms.operations.call import Call
@@ -43,7 +42,7 @@ class Supervisor:
         self,
         backend: Supervised,
         group: Any,
-        far: UcxBackend,
+        far: TransportBackend,
         crowded: bool,
         for_others: float,
     ) -> None:

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ from unicomm._core import FaultCode
 from unicomm.backends.bootstrap import mpi_library
 from unicomm.backends.out_of_band import OutOfBandBackend, SignatureCheck, Sockets, checks_signatures
 from unicomm.comms.backend import PreparesOperations, Setup
-from unicomm.comms.errors import BackendError, UnsupportedError
+from unicomm.comms.errors import BackendError
 from unicomm.comms.failures.faults import Fault
-from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.call import MOST_TAG, PART, Call, Message
 from unicomm.comms.operations.parts import copy_memory
 from unicomm.comms.operations.reduction import RedOpType
 
-_TAG = 1
+_PART, _TAG = 0, 1  # tags: of parts of collectives, and the first one of the user's messages
 # Seconds that a wait polls without a nap: if each rank has a core, and if not; and besides
 _HOT, _CROWDED = 0.001, 0.0001
 _RATE = 5e8  # the time that the data takes at this many bytes a second
@@ -87,6 +88,8 @@ class Operations(OutOfBandBackend, PreparesOperations):
         compares = checks_signatures(setup) and setup.size > 1
         check = _MpiSignatureCheck(self, setup.rank, setup.size) if compares else None
         super().__init__(setup, [sockets], check)
+        most = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # not every communicator of Open MPI has it
+        self.capabilities = replace(self.capabilities, most_tag=min(MOST_TAG, int(most) - _TAG))
 
     def _interrupt(self) -> None:
         self._wake.set()
@@ -126,18 +129,16 @@ class Operations(OutOfBandBackend, PreparesOperations):
 
     def _tag(self, message: Message) -> int:
         """Returns MPI's tag for a message."""
-        most = int(self._comm.Get_attr(self.MPI.TAG_UB)) if message.tag else _TAG
-        if (tag := _TAG + message.tag) > most:
-            raise UnsupportedError(
-                f"tag {message.tag} is more than this MPI has", hint=f"use tags up to {most - _TAG}"
-            )
-        return tag
+        if message.tag == PART:  # more than some MPIs have
+            return _PART
+        return _TAG + message.tag  # not more than `most_tag`
 
     def check_size(self, message: Message, status: Any) -> None:
         """Raises if a message is shorter than its tensor here; MPI itself refuses a longer one."""
-        if message.send or message.tensor.numel() > _MOST:
+        if message.send:
             return
-        if (got := status.Get_elements(self.MPI.BYTE)) == message.tensor.numel():
+        got, size = status.Get_elements(self.MPI.BYTE), message.tensor.numel()
+        if got == size or (got == self.MPI.UNDEFINED and size >= 1 << 31):  # which MPI 3 does not count
             return
         source = status.Get_source()
         text = f"rank {source} sent {got} bytes, but the tensor here has {message.tensor.numel()}"
@@ -178,11 +179,15 @@ class Operations(OutOfBandBackend, PreparesOperations):
         """Polls `done` until it is true. `size` in bytes says how long that takes if all goes well."""
         began = time.monotonic()
         hot = began + self._hot + size / _RATE
-        while not done():
-            if self.channel.fault is not None:
-                mpi_library.abandon(requests, memory)
+        try:
+            while not done():
                 self.check_fault()
-            self.nap(began, hot)
+                self.nap(began, hot)
+        except BaseException as error:
+            # A fault, or what a signal handler has raised; MPI's own error ends the request that has it.
+            if len(requests) > 1 or not isinstance(error, self.MPI.Exception):
+                mpi_library.abandon(requests, memory)
+            raise
 
     def nap(self, began: float, hot: float) -> None:
         """Pauses between two polls of something that began at `began`; up to `hot` without sleep."""

@@ -20,7 +20,7 @@ from unicomm.comms.backend import (
 )
 from unicomm.comms.errors import CommError, first_line
 from unicomm.comms.failures.faults import Fault
-from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.call import PART, Call, Message
 from unicomm.comms.options import Hint, parse_bool
 
 from .channel_thread import FOREVER
@@ -154,15 +154,17 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
     def awaited(self, message: Message) -> Awaited:
         """Returns what the fault channel has to know of a message that begins now.
 
-        Only messages without a tag are numbered: the others need not arrive in the order of the calls.
+        Only messages without a tag are numbered, and parts of collectives: the others need not arrive in the
+        order of the calls.
         """
         send, peer, tensor, tag = message
-        number = 0 if tag or peer < 0 else self.count(peer, send)
+        numbered = peer >= 0 and tag in (0, PART)
+        number = self.count(peer, send, tag == PART) if numbered else 0
         return Awaited(peer, send, number, tensor.nbytes, tag)
 
-    def count(self, peer: int, send: bool) -> int:
-        """Returns the number of the next message to or from `peer`, counting it."""
-        return self.channel.counts.next(peer, send)
+    def count(self, peer: int, send: bool, part: bool = False) -> int:
+        """Returns the number of the next message to or from `peer`, counting it. `part`: of a collective."""
+        return self.channel.counts.next(peer, send, part)
 
     # --- failures ------------------------------------------------------------------------------------------
 

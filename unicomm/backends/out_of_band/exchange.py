@@ -62,6 +62,9 @@ class OutOfBandExchange(Exchange):
         except RuntimeError as error:
             self._abandon()
             raise backend.failure(error, list(self._running.values())) from error
+        except BaseException:  # of a signal handler
+            self._abandon()
+            raise
 
     def _awaited(self) -> list[Awaited]:
         return awaited_in(self, self._running)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from unicomm._core import Counts, FaultCode
 from unicomm.comms.failures.faults import FINALIZED, SIZES, Claim, Fault
+from unicomm.comms.operations.call import PART
 from unicomm.comms.operations.table import OPERATIONS, Kind
 
 from . import channel_thread, wire
@@ -40,7 +41,8 @@ _LOOK = 0.01  # seconds between two looks
 class Awaited(NamedTuple):
     """A message that a rank waits for; `peer` is -1 for a receive from any rank.
 
-    `number`: among the messages without a tag that go one way between two ranks; 0 if it has none.
+    `number`: among the messages without a tag that go one way between two ranks, or among those that are
+    parts of collectives; 0 if it has none.
     """
 
     peer: int
@@ -48,6 +50,11 @@ class Awaited(NamedTuple):
     number: int
     nbytes: int
     tag: int = 0
+
+    @property
+    def part(self) -> bool:
+        """Whether it is a part of a collective."""
+        return self.tag == PART
 
     @property
     def name(self) -> str:
@@ -104,6 +111,7 @@ class FaultChannel:
         self._left: dict[int, wire.Bye] = {}  # what ranks have said that have finalized
         self._gone: dict[int, str] = {}  # ranks whose connection has ended, with the reason
         self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
+        self._on_slow: Callable[[], object] = list  # nothing
         self._questions = 0  # how often this rank has asked
         self._answers: dict[int, Here] = {}  # to a question of the rank's own thread, which has this number
         self._answers_about = 0
@@ -134,12 +142,27 @@ class FaultChannel:
         with self._lock:
             self._operation = None
 
-    def expect_slow(self, name: str, seconds: float) -> None:
-        """Asks the others to wait `seconds` longer; replaces what this rank asked for before."""
+    def expect_slow(self, name: str, seconds: float, tell: bool = True) -> None:
+        """Asks the others to wait `seconds` longer; replaces what this rank asked for before.
+
+        Without `tell`, only this rank waits, as a rank has asked for that the others here do not hear.
+        """
         with self._lock:
             self._slow[self.rank] = (time.monotonic() + seconds, name)
-            self._tell(wire.Slow(name, seconds))
+            if tell:
+                self._tell(wire.Slow(name, seconds))
+            self._on_slow()
         channel_thread.current.look()
+
+    def call_when_slow(self, act: Callable[[], None]) -> None:
+        """Has `act` called whenever a rank has asked to be waited for, and now if one has; it must not wait.
+
+        One call at a time: what the last one finds is what counts.
+        """
+        with self._lock:
+            self._on_slow = act
+            if self._slow:
+                act()
 
     def patience(self) -> float:
         """Returns until when the ranks ask each other to wait."""
@@ -230,7 +253,7 @@ class FaultChannel:
                 # A rank that has not heard of the fault yet must not take this rank's leaving for the cause.
                 self._tell(self.fault)
             for peer in self._sockets:
-                bye = wire.Bye(self.counts.entered, self.counts.of(peer, True), self.counts.of(peer, False))
+                bye = wire.Bye(self.counts.entered, *self._begun(peer))
                 self._tell(bye, [peer])
             self._closed = True
         channel_thread.current.remove(self)
@@ -328,6 +351,7 @@ class FaultChannel:
                 self._overdue_answers[peer] = message
         elif isinstance(message, wire.Slow):
             self._slow[peer] = (time.monotonic() + message.seconds, message.name)
+            self._on_slow()
         elif isinstance(message, wire.Bye):
             # `on_time` draws the conclusion, when everything that came has been read: the peer may have left
             # because of a fault that another rank has reported.
@@ -341,7 +365,8 @@ class FaultChannel:
         operation = self._operation
         for mine in [] if operation is None else operation.awaits.copy():
             for theirs in answer.pending:
-                one_message = mine.peer == peer and mine.send != theirs.send and mine.number == theirs.number
+                two_ends = mine.peer == peer and mine.send != theirs.send
+                one_message = two_ends and (mine.part, mine.number) == (theirs.part, theirs.number)
                 if one_message and mine.nbytes != theirs.nbytes:
                     sender, receiver = (self.rank, peer) if mine.send else (peer, self.rank)
                     sent, expected = (mine, theirs) if mine.send else (theirs, mine)
@@ -349,6 +374,11 @@ class FaultChannel:
                     both = (sender, receiver)
                     self._set(Fault(FaultCode.MISMATCH, self.rank, both, detail=SIZES, claims=(claim,)))
                     return
+
+    def _begun(self, peer: int) -> tuple[int, int, int, int]:
+        """How many messages to `peer` and from it this rank has begun, and how many parts of collectives."""
+        of = self.counts.of
+        return of(peer, True), of(peer, False), of(peer, True, True), of(peer, False, True)
 
     def _here(self, peer: int) -> Here:
         operation = self._operation
@@ -358,10 +388,9 @@ class FaultChannel:
         return Here(
             self.counts.entered,
             self.counts.inside or inside or self.counts.running,
-            self.counts.of(peer, True),
-            self.counts.of(peer, False),
+            *self._begun(peer),
             where_is(self._thread),
-            tuple(Pending(m.send, m.number, m.nbytes) for m in awaits if m.peer == peer and m.number),
+            tuple(Pending(m.send, m.number, m.nbytes, m.part) for m in awaits if m.peer == peer and m.number),
             _needed(awaits),
             whole=self.counts.whole,
         )
@@ -493,7 +522,8 @@ class FaultChannel:
     def _owes(self, rank: int, answer: Here, peer: int) -> bool:
         """Whether `peer` is this rank, which has not begun its side of a message that `rank` waits for."""
         return peer == self.rank and any(
-            self.counts.of(rank, not message.send) < message.number for message in answer.pending
+            self.counts.of(rank, not message.send, message.part) < message.number
+            for message in answer.pending
         )
 
     def _deadlock(self, operation: Operation, circle: list[int], answers: Mapping[int, Here]) -> Fault:
@@ -531,7 +561,11 @@ class FaultChannel:
         A receive from any rank waits for every rank: nobody knows which one was to send. Nor does the peer's
         count tell of messages with tags.
         """
-        return not message.number or (answer.taken if message.send else answer.sent) < message.number
+        if message.part:
+            begun = answer.taken_parts if message.send else answer.sent_parts
+        else:
+            begun = answer.taken if message.send else answer.sent
+        return not message.number or begun < message.number
 
 
 def _needed(awaits: Sequence[Awaited]) -> tuple[int, ...]:

@@ -26,11 +26,15 @@ class Ask:
 
 
 class Pending(NamedTuple):
-    """A send or receive under way: its number for that peer and direction, and its bytes."""
+    """A send or receive under way: its number for that peer and direction, and its bytes.
+
+    `part`: whether it is a part of a collective; these have numbers of their own.
+    """
 
     send: bool
     number: int
     nbytes: int
+    part: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Here:
     Attributes:
         entered: number of collectives it has entered. inside: the operation it is in, "" for none.
         sent, taken: number of messages to and from the asking rank that it has begun.
+        sent_parts, taken_parts: number of those that are parts of collectives.
         where: its user frame.
         pending: the messages to and from the asking rank that it waits for.
         awaits: the ranks without whose messages it cannot go on; none in a collective.
@@ -51,6 +56,8 @@ class Here:
     inside: str
     sent: int
     taken: int
+    sent_parts: int
+    taken_parts: int
     where: str
     pending: tuple[Pending, ...] = ()
     awaits: tuple[int, ...] = ()
@@ -65,6 +72,8 @@ class Bye:
     entered: int
     sent: int = 0
     taken: int = 0
+    sent_parts: int = 0
+    taken_parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,11 @@ def _pending(fields: dict[str, Any], name: str) -> tuple[Pending, ...]:
         raise ValueError("pending is no list of messages")
     found = []
     for one in value:
-        if not isinstance(one, list) or [type(part) for part in one] != [bool, int, int] or min(one) < 0:
+        if (
+            not isinstance(one, list)
+            or [type(part) for part in one] != [bool, int, int, bool]
+            or min(one) < 0
+        ):
             raise ValueError("pending holds what is no message")
         found.append(Pending(*one))
     return tuple(found)
@@ -175,7 +188,7 @@ def _text(fields: dict[str, Any], name: str) -> str:
 
 
 _READ: dict[str, Callable[[dict[str, Any], str], Any]] = {
-    **dict.fromkeys(("entered", "sent", "taken", "about", "whole"), _number),
+    **dict.fromkeys(("entered", "sent", "taken", "sent_parts", "taken_parts", "about", "whole"), _number),
     **dict.fromkeys(("inside", "where", "name"), _text),
     "pending": _pending,
     "awaits": _ranks,

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from unicomm import _core
-from unicomm.backends.bootstrap import addresses
-from unicomm.backends.out_of_band import CHECK_HINT, SILENCE_HINT, connect_all, patience, refuse
-from unicomm.comms.backend import Capabilities, Reconfigures, Setup, SetupRendezvous
+from unicomm.backends.out_of_band import connect_all, patience, refuse
+from unicomm.backends.transport import HOT, TransportBackend, capabilities, find_place
+from unicomm.comms.backend import Setup, SetupRendezvous
 from unicomm.comms.errors import BackendError, InvalidArgumentError, first_line
 from unicomm.comms.failures.faults import in_global_ranks
-from unicomm.comms.operations.dtypes import DTYPES
-from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.options import Hint
 
 from .library import open_library, version_text
-from .operations import Operations
 
 _log = logging.getLogger("unicomm")
 _HINT = "choose UCX's networks by the hints 'tls' and 'devices'; log_level=info shows what UCX does"
 _SILENT = "a rank's first message did not come"
-# Seconds that a wait polls before it sleeps: if each rank of the host has a core, and if not.
-_HOT, _CROWDED = 0.0001, 0.00001
 # UCX sends 8 KiB per system call by default, with which large data take up to 1.6 times as long. To receive
 # up to 512 KiB per call takes 0.7 to 0.85 times as long as 128. By default UCX also blocks in connect(2),
 # which lasts a minute if the host has just been cut off, and which nothing can cancel.
@@ -36,7 +29,6 @@ _AT_MOST = 15.0, 0.05  # seconds for connecting once all ranks have come: in all
 # What UCX says if it has found no device that reaches a rank, as while the link of a host is down; how many
 # times the ranks look for devices then, and the seconds before each.
 _UNREACHABLE, _TRIES, _PAUSE = "Destination is unreachable", 3, 1.0
-_LEAVE = 2.0  # seconds in which the system takes what was sent, when the communicator is closed
 
 LIBRARY = Hint("library", str, "", "File of libucp. Default: the loaded copy, of libucx, or of the system.")
 TLS = Hint("tls", str, "", "UCX_TLS of this communicator, such as tcp or ^sm. Default: UCX chooses.")
@@ -44,41 +36,9 @@ DEVICES = Hint("devices", str, "", "UCX_NET_DEVICES of this communicator, such a
 LOG_LEVEL = Hint("log_level", str, "", "UCX_LOG_LEVEL of this process from now on, such as info.")
 
 
-class UcxBackend(Operations, Reconfigures):
+class UcxBackend(TransportBackend):
     name = library = "ucx"
-    receives_from_any = overlaps = True
-    capabilities = Capabilities(
-        device_types=frozenset({"cpu"}),
-        operations=frozenset(
-            [
-                "broadcast",
-                "all_reduce",
-                "reduce",
-                "reduce_scatter",
-                "reduce_scatter_v",
-                "reduce_scatter_single",
-            ]
-        ),
-        reduce_dtypes=frozenset(DTYPES),
-        reduce_ops=frozenset(RedOpType),
-        bytes_only=True,
-        checks_mismatch=True,
-        hints=(
-            Hint(
-                "hostname",
-                str,
-                "",
-                "Name or address at which this rank is told of failures. Default: by routing.",
-            ),
-            Hint("interface", str, "", "Network interface for that, such as eth0."),
-            SILENCE_HINT,
-            CHECK_HINT,
-            LIBRARY,
-            TLS,
-            DEVICES,
-            LOG_LEVEL,
-        ),
-    )
+    capabilities = capabilities(LIBRARY, TLS, DEVICES, LOG_LEVEL)
 
     @classmethod
     def connect(cls, setup: Setup) -> UcxBackend:
@@ -88,31 +48,28 @@ class UcxBackend(Operations, Reconfigures):
                 f"log_level={level!r} is no level of UCX's log", hint="such as warn, info or debug"
             )
         if setup.size == 1:
-            return cls(setup, _worker(setup, library, _HOT), {})
-        addresses.guard_store(setup.store)
-        place = addresses.here(setup.store)
-        blobs = setup.rendezvous.exchange("ucx places", json.dumps(place).encode())
-        places = [addresses.Place(*json.loads(blob)) for blob in blobs]
-        here = sum(other.network == place.network for other in places)
-        spin = _HOT if here <= len(os.sched_getaffinity(0)) else _CROWDED
+            return cls(setup, _worker(setup, library, HOT), {})
+        place = find_place(setup, cls.library)
         worker, trouble = None, ""
         try:
-            worker = _worker(setup, library, spin)
+            worker = _worker(setup, library, place.spin)
         except BackendError as error:
             trouble = error.message
-        host = addresses.of_interface(setup.hints["interface"]) or setup.hints["hostname"]
-        if not host:
-            cure = "name an address by the hint 'hostname'"
-            host = addresses.choose_for(setup, places, cure) or "127.0.0.1"
-        sockets = connect_all(setup, host, 1, cls.library, trouble)[0]
+        sockets = connect_all(setup, place.address, 1, cls.library, trouble)[0]
         assert worker is not None
         backend = cls(setup, worker, sockets)
         try:
-            backend._meet(setup, partial(_worker, setup, library, spin))
+            backend._meet(setup, partial(_worker, setup, library, place.spin))
         except BaseException:
             backend.close()
             raise
         return backend
+
+    @property
+    def worker(self) -> _core.UcxWorker:
+        """Its transport."""
+        assert isinstance(self.transport, _core.UcxWorker)
+        return self.transport
 
     def _meet(self, setup: Setup, again: Callable[[], _core.UcxWorker]) -> None:
         """Connects to all ranks: each has to get a message from each other one. `again`: a new worker."""
@@ -146,28 +103,9 @@ class UcxBackend(Operations, Reconfigures):
             raise in_global_ranks(fault, rendezvous.labels)
         return trouble
 
-    @classmethod
-    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
-        return addresses.reachable_at(hints["interface"], hints["hostname"])
-
     def transports(self, peer: int) -> list[str]:
         """Returns by which ways UCX reaches a rank, as transport/device; [] if this UCX does not tell."""
         return self.worker.transports(peer)
-
-    def close(self) -> None:
-        if self.channel.fault is None and not self._dropped:
-            try:
-                self.worker.flush(_LEAVE)
-            except RuntimeError as error:  # of a connection to a rank that has left already
-                _log.debug("communicator '%s' at its end: %s", self.name, error)
-        self.supervisor.native.close()
-        super().close()
-        self._drop()
-
-    def forget(self) -> None:
-        self.worker.forget()
-        self.supervisor.native.close()
-        super().forget()
 
     @classmethod
     def version(cls) -> str:

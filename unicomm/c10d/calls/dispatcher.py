@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from unicomm.c10d import compat
 from unicomm.c10d.compat import dispatch_mode_at, dispatch_modes
+from unicomm.c10d.process_group_work import held_by_cpp
 from unicomm.comms.errors import UnsupportedError
 
 from .table import METHODS
@@ -168,18 +169,10 @@ def _kernel(method: str) -> Callable[..., Any]:
         finally:
             _call.depth -= 1
             _call.asked = asked
-        boxed = (work if asked else _work_for_cpp(work)).boxed()
+        boxed = (work if asked else held_by_cpp(work)).boxed()
         return (arguments[0], boxed) if many else boxed
 
     return kernel
-
-
-def _work_for_cpp(work: dist.Work) -> dist.Work:
-    """Returns a Work in C++, which does not need the Python object `work` to live on."""
-    future = work.get_future()
-    if not future.done():
-        future = future.then(lambda done: done.wait())  # whose error C++ code sees
-    return compat.work_of_future(future)
 
 
 def _options(options: Any, values: dict[str, Any]) -> Any:

@@ -13,7 +13,6 @@ Values and gradients are those of the synchronous forms; gradients are asynchron
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -31,7 +30,7 @@ from .kernels import Group, Tensor, as_input, check_rows, group_size, operator, 
 from .table import OPS, FunctionalOp
 
 _native = compat.functional_collectives
-_groups: weakref.WeakKeyDictionary[Communicator, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+_OWN_GROUP = "_group_of_functional"  # attribute of a communicator
 
 
 def _group_of(group: Group) -> dist.ProcessGroup:
@@ -39,9 +38,12 @@ def _group_of(group: Group) -> dist.ProcessGroup:
     comm: Group = compat.real_object(group)
     if not isinstance(comm, Communicator):
         return comm
-    if comm not in _groups:
-        _groups[comm] = UnicommProcessGroup(comm)
-    return _groups[comm]
+    # On the communicator, which it holds: anything that outlives both would keep them for good.
+    made: dist.ProcessGroup | None = getattr(comm, _OWN_GROUP, None)
+    if made is None:
+        made = UnicommProcessGroup(comm)
+        setattr(comm, _OWN_GROUP, made)
+    return made
 
 
 def _process_group(group: Group) -> Any:

@@ -150,7 +150,9 @@ def gather(x: Tensor, root: int, group: Group) -> Tensor:
 def scatter(x: Tensor, root: int, rows: int, group: Group) -> Tensor:
     comm = communicator(group, x.device)
     out = scatter_like(x, root, rows, group)
-    parts = list(torch.split(as_input(x), rows)) if comm.get_rank() == root else []
+    parts: list[Tensor] = []
+    if comm.get_rank() == root:  # torch.split makes one part of what has no rows
+        parts = list(torch.split(as_input(x), rows)) if rows else [as_input(x)] * comm.get_size()
     comm.scatter(out, parts, root, async_op=False)
     return out
 

@@ -40,6 +40,7 @@ from unicomm.comms.operations.check import Checker
 from unicomm.comms.operations.reduction import ReproducibleOp
 from unicomm.comms.options import CHECKSUM, Hints, Timeout, copy_hints, parse_bool, read_hints, seconds
 from unicomm.comms.work import Work
+from unicomm.flight_recorder.recording import ending
 
 from .composed import completion
 from .composed.checksums import Checksums
@@ -141,10 +142,9 @@ class Engine:
         synchronous operation.
         """
         hooks, executor = self.hooks, self.executor
+        executor.check_can_issue(op)  # before anything that may wait, as for the thread it interrupts
         with _InOrder(self, op.queued):
             self.check_open(op.name)
-            if not op.async_op:
-                executor.check_can_wait(op.name)
             if not op.records:
                 op.op_id = next_op_id()
             if hooks.active:
@@ -448,7 +448,7 @@ class Engine:
         code = faults.code_of(error)
         for record in op.records:
             self.member.recorder.finish(record, recording.FAILED, code)
-        if isinstance(error, CommError):
+        if isinstance(error, CommError) and not faults.interrupts(error):
             error.locate(op.name, self.name, self.rank, op.seq)
             if not isinstance(error, _HARMLESS):
                 self.break_(error)
@@ -486,6 +486,7 @@ class Engine:
             return
         if options.abort_process_on_timeout_or_error and not isinstance(error, AbortedError):
             print(f"unicomm: ending the process, as asked for: {error}", file=sys.stderr, flush=True)
+            ending.note_exception(error)  # else the verdict would see a crash here
             os.abort()
 
     def retire(self, reason: CommError) -> None:
@@ -535,9 +536,9 @@ class _InOrder:
         engine.order.acquire()
         self._outer = engine.issuer  # this thread too, if a hook issues an operation
         engine.issuer = threading.get_ident()
+        engine.fast.block()  # also for a message: a later one must not take its number, or run, before it
         if self._queued:
             return
-        engine.fast.block()
         try:
             engine.executor.seal()
         except BaseException:
@@ -545,7 +546,6 @@ class _InOrder:
             raise
 
     def __exit__(self, *_: object) -> None:
-        if not self._queued:
-            self._engine.fast.unblock()
+        self._engine.fast.unblock()
         self._engine.issuer = self._outer
         self._engine.order.release()

@@ -56,7 +56,8 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, op: IssuedOperation, work: Work) -> None:
-        """Blocks until a synchronous operation has completed. Called after the order has been released."""
+        """Blocks until a synchronous operation has completed; raises its error. Called after the order has
+        been released."""
 
     @abc.abstractmethod
     def run_after_pending(self, job: Callable[[], None]) -> None:
@@ -65,8 +66,13 @@ class Executor(abc.ABC):
     def seal(self) -> None:  # noqa: B027
         """Makes the queued messages, if there are any, run before what is issued next."""
 
+    def check_can_issue(self, op: IssuedOperation) -> None:
+        """Raises `NotReadyError` where `op` would wait for what the caller's thread has to run first."""
+        if not op.async_op:
+            self.check_can_wait(op.name)
+
     def check_can_wait(self, op: str) -> None:  # noqa: B027
-        """Raises `NotReadyError` in a callback whose thread would have to run what it waits for."""
+        """Raises `NotReadyError` in a callback or signal handler whose thread has to run something first."""
 
     def check_can_close(self) -> None:  # noqa: B027
         """Raises `NotReadyError` in the midst of an operation that this very thread runs."""

@@ -60,8 +60,8 @@ class HostExecutor(Worker, Executor):
         return work
 
     def settle(self, op: IssuedOperation, work: Work) -> None:
-        if work._pending and not op.async_op:
-            work.wait()
+        if not op.async_op:
+            work.wait()  # also if the worker has ended it by now: this raises its error
 
     def _carry_out(self, op: IssuedOperation, later: bool) -> None:
         """Runs an operation in the current thread, and ends its records, rows and hooks."""
@@ -147,6 +147,13 @@ class HostExecutor(Worker, Executor):
 
     # --- waiting and the end ------------------------------------------------------------------------------
 
+    def check_can_issue(self, op: IssuedOperation) -> None:
+        super().check_can_issue(op)
+        if op.async_op and (
+            first := self._interrupted()
+        ):  # not even behind it: the worker would begin beside it
+            raise self._amid_error(op.name, first)
+
     def check_can_wait(self, op: str) -> None:
         if self.busy and self.is_current():
             raise self._engine.error(
@@ -155,18 +162,40 @@ class HostExecutor(Worker, Executor):
                 "cannot wait here for operations that this very thread has to run first",
                 "a callback of a Work may issue operations with async_op=True only",
             )
+        if first := "" if self.is_current() else self.amid():
+            raise self._amid_error(op, first)
 
     def check_can_close(self) -> None:
-        here = on_fast_path(self._engine, here=True)
-        if (running := self._running) is not None and running[0] == threading.get_ident():
-            here.append(f"{running[1].name} #{running[1].seq}")
-        if here:
-            raise self._engine.error(
+        if first := self._interrupted():
+            error = self._engine.error(
                 NotReadyError,
                 "finalize",
-                f"called in the midst of {here[0]}, which this very thread runs",
+                f"called in the midst of {first}, which this very thread runs",
                 "a signal handler calls abort() instead, which ends the operation, and finalize follows it",
             )
+            error.amid = True
+            raise error
+
+    def amid(self) -> str:
+        return super().amid() or self._interrupted()
+
+    def _interrupted(self) -> str:
+        """The operation of the caller's thread that a signal handler has interrupted; "" if there is none."""
+        if here := on_fast_path(self._engine, here=True):
+            return here[0]
+        if (running := self._running) is not None and running[0] == threading.get_ident():
+            return f"{running[1].name} #{running[1].seq}"
+        return ""
+
+    def _amid_error(self, op: str, first: str) -> NotReadyError:
+        error = self._engine.error(
+            NotReadyError,
+            op,
+            f"called in the midst of {first}, which this very thread runs: none of the two could end",
+            "a signal handler sets a flag, and the program communicates when the operation has returned",
+        )
+        error.amid = True
+        return error
 
     @property
     def running(self) -> IssuedOperation | None:

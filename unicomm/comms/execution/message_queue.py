@@ -17,11 +17,14 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 
 from unicomm.c10d.compat import no_events
+from unicomm.comms.backend import Exchange
 from unicomm.comms.errors import CommError, NotReadyError
+from unicomm.comms.failures.faults import interrupts
 from unicomm.comms.failures.thread_start import start
 from unicomm.comms.operations import recording
 from unicomm.comms.options import seconds
@@ -81,21 +84,20 @@ class MessageQueue:
         self._engine = engine
         self._worker = worker
         self.awaited: list[QueuedWork] = []
-        self._exchange = open_exchange(engine.backend)
-        self._exchange.waited_for = self._waited_for
-        self._exchange.attend(False)
+        engine.fast.block()  # until the queue is closed: a later operation must not overtake it
+        self._exchange: Exchange | None = None  # until a thread runs the messages
         self._lock = threading.Lock()
         self._driving = threading.Lock()  # held by the thread that runs the messages
         self._driver = 0
         self._inbox: list[IssuedOperation] = []
         self._running: dict[int, IssuedOperation] = {}
+        self._ending: IssuedOperation | None = None  # it is over, and its work is not yet
         self._added = 0
         self._waiters = 0
         self._sealed = False
         self._handed = False
         self._closed = False
         self.touched = time.monotonic()
-        engine.fast.block()  # until the queue is closed: a later operation must not overtake it
 
     @property
     def open(self) -> bool:
@@ -121,7 +123,8 @@ class MessageQueue:
             self._inbox.append(op)
             self.touched = time.monotonic()
         if self._driver:
-            self._exchange.interrupt()
+            if (exchange := self._exchange) is not None:
+                exchange.interrupt()
         elif first:
             self._have_watched()
         return True
@@ -154,12 +157,16 @@ class MessageQueue:
     def drive_for(self, work: QueuedWork, limit: float) -> None:
         """Runs messages, if no other thread does, until `work` is over or `limit` seconds have passed."""
         if self._driver == threading.get_ident():
-            raise NotReadyError(
+            error = NotReadyError(
                 "cannot wait here for a message that this very thread has to move first",
                 op=work.name,
                 seq=work.seq,
                 hint="add another callback instead of waiting in one",
             )
+            error.amid = True
+            raise error
+        if limit < _FOREVER and self._exchange is None and not self._worker.is_current():
+            self.hand_over()  # opening it may wait for another thread's operation, however long
         if self._handed:
             return
         with self._lock:
@@ -187,45 +194,72 @@ class MessageQueue:
 
     def _drive(self, until: Work | None, limit: float) -> None:
         end = time.monotonic() + limit
-        self._driver = threading.get_ident()
+        here = threading.get_ident()
         try:
+            self._driver = here
+            self._worker.driving.add(here)
             while (until is None or until._pending) and self._take():
                 now = time.monotonic()
                 if now >= end:
                     return
-                soonest = min(self._running.values(), key=lambda op: op.deadline)
+                exchange = self._opened()
+                exchange.due, soonest = min(self._running.items(), key=lambda item: item[1].deadline)
                 self._engine.check_broken()
                 with self._unobserved():
-                    over = self._exchange.run(max(0.0, soonest.deadline - now), end - now, soonest.timeout)
+                    over = exchange.run(max(0.0, soonest.deadline - now), end - now, soonest.timeout)
                 for index, peer, error in over:
-                    op = self._running.pop(index)
+                    op = self._ending = self._running[index]
+                    del self._running[index]
                     op.work.peer = peer
                     if not self._inbox and not self._running:
                         self._close()  # before a waiting thread learns of the end and goes on
+                        self._worker.driving.discard(here)  # a callback may wait for what comes next
                     self._finish(op, error)
+                    self._ending = None
                     del op  # releases its tensor at once
         except BaseException as error:
+            self._worker.driving.discard(here)  # a hook may go on with other ranks
             self._fail(error)
             if not isinstance(error, Exception):
                 raise
         finally:
+            self._worker.driving.discard(here)
             self._driver = 0
 
     def await_work(self, work: QueuedWork) -> None:
         """To be called by a thread that begins to wait for a message."""
         with self._lock:
             self.awaited.append(work)
-            self._exchange.attend(True)
+            self._attend()
 
     def leave_work(self, work: QueuedWork) -> None:
         """To be called by a thread that no longer waits for a message."""
         with self._lock:
             self.awaited.remove(work)
+            self._attend()
+
+    def _attend(self) -> None:
+        if self._exchange is not None:
             self._exchange.attend(bool(self.awaited))
 
     def _waited_for(self) -> list[int]:
         awaited = self.awaited.copy()
         return [number for number, op in self._running.copy().items() if op.work in awaited]
+
+    def _opened(self) -> Exchange:
+        """Returns the exchange; opens it at first, by the thread that runs the messages.
+
+        Whoever posts the first one must not do that: it waits for an operation that runs.
+        """
+        if self._exchange is None:
+            exchange = open_exchange(self._engine.backend)
+            exchange.waited_for = self._waited_for
+            with self._lock:
+                self._exchange = exchange
+                self._attend()
+                if self._inbox:  # since the last look, and nobody has interrupted what was not there
+                    exchange.interrupt()
+        return self._exchange
 
     def _take(self) -> bool:
         """Starts the posted messages. Closes the queue and returns False when none is left."""
@@ -235,12 +269,11 @@ class MessageQueue:
                 self._running[self._added] = op
                 self._added += 1
         if new:
+            exchange = self._opened()
             for op in new:
                 self._start(op)
             with self._unobserved():
-                self._exchange.add(
-                    [completion.as_sent(self._engine.group, op.calls[0].message) for op in new]
-                )
+                exchange.add([completion.as_sent(self._engine.group, op.calls[0].message) for op in new])
         elif not self._running:
             self._close()
             return not self._closed
@@ -256,9 +289,13 @@ class MessageQueue:
             if self._closed or self._inbox or self._running:
                 return
             self._closed = True
-        self._exchange.close()
-        self._exchange.waited_for = tuple  # it refers to this queue
+        self._close_exchange()
         self._engine.fast.unblock()
+
+    def _close_exchange(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange.waited_for = tuple  # it refers to this queue
 
     def _start(self, op: IssuedOperation) -> None:
         if op.checksum:
@@ -289,13 +326,37 @@ class MessageQueue:
         work._finish(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Ends all messages with the error that broke the communicator."""
+        """Ends all messages with the error that broke the communicator, before anything may overtake them.
+
+        The queue is closed at once: a hook or callback may finalize the communicator, or reconfigure it.
+        """
         with self._lock:
+            closed, self._closed = self._closed, True
             left = [*self._running.values(), *self._inbox]
+            ending, self._ending = self._ending, None
+            if ending is not None and ending.work._pending and all(op is not ending for op in left):
+                left.insert(0, ending)  # it was interrupted
             self._running, self._inbox = {}, []
-        self._close()
+        failed: list[BaseException] = []
+
+        def try_to(act: Callable[..., object], *arguments: object) -> None:
+            try:
+                act(*arguments)
+            except BaseException as another:  # of a hook, or another interrupt: all works must end
+                failed.append(another)
+
+        if left and interrupts(error):
+            try_to(self._engine.backend.abort)  # before others take a closed exchange for a lost rank
+        if not closed:
+            try_to(self._close_exchange)
         for op in left:
-            self._finish(op, error)
+            try_to(self._finish, op, error)
+            if op.work._pending:
+                try_to(op.work._finish, error)
+        if not closed:
+            self._engine.fast.unblock()
+        if failed:
+            raise failed[0]
 
     def forget(self) -> None:
         """Gives up all messages, in a forked child. Takes no lock."""

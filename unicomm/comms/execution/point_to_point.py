@@ -8,7 +8,7 @@ from typing import Any
 from unicomm.comms.backend import OpensExchange
 from unicomm.comms.failures import faults
 from unicomm.comms.operations import recording
-from unicomm.comms.operations.call import MOST_TAG, Call, Message
+from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.table import OPERATIONS, Kind, Operation
 from unicomm.comms.options import Hints, Timeout
 from unicomm.comms.work import Work
@@ -59,8 +59,9 @@ def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout, ta
     engine.check_open(kind)
     engine.check_capture(kind)
     row = OPERATIONS[kind]
-    if not 0 <= tag <= MOST_TAG:
-        engine.invalid(kind, f"tag={tag!r} is not in range [0, {MOST_TAG}]", "use a smaller tag")
+    most = engine.backend.capabilities.most_tag
+    if not 0 <= tag <= most:
+        engine.invalid(kind, f"tag={tag!r} is not in range [0, {most}]", "use a smaller tag")
     if kind == "recv" and peer == ANY_RANK:
         backend = engine.backend
         if not (isinstance(backend, OpensExchange) and backend.receives_from_any):

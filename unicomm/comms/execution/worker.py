@@ -31,6 +31,7 @@ class Worker:
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.thread = 0  # its identifier while it runs, as `threading.get_ident` returns it
+        self.driving: set[int] = set()  # the threads that move queued messages now
         self._waiting: list[Work] = []  # in order; the first one may be running
 
     @property
@@ -40,6 +41,13 @@ class Worker:
     def is_current(self) -> bool:
         """Whether the caller runs in the worker's thread: in a callback, that is."""
         return threading.get_ident() == self.thread
+
+    def amid(self) -> str:
+        """What the caller's thread has to run first, in a callback or a signal handler; "" if nothing."""
+        here = threading.get_ident()
+        if here == self.thread:
+            return "the operations of the communicator"
+        return "its messages" if here in self.driving else ""
 
     def pending(self) -> list[Work]:
         return list(self._waiting)

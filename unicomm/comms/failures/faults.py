@@ -164,6 +164,11 @@ def mismatch(claims: Sequence[Claim], culprits: Sequence[int], detail: str = "")
     return error_of(Fault(FaultCode.MISMATCH, culprits=tuple(culprits), claims=tuple(claims), detail=detail))
 
 
+def interrupts(error: BaseException) -> bool:
+    """Whether an error says nothing about its operation, but has ended it half way."""
+    return not isinstance(error, CommError) or (isinstance(error, NotReadyError) and error.amid)
+
+
 def aborted_by(rank: int) -> CommError:
     """The error on all ranks when `rank` has aborted the communicator."""
     return error_of(Fault(FaultCode.ABORTED, culprits=(rank,)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +128,7 @@ def _read(
                 hint="all ranks create the communicator with the same backend",
             )
     ids = [handle.id for handle in handles]
-    if twice := sorted({i for i in ids if ids.count(i) > 1}):
+    if twice := sorted(i for i, times in Counter(ids).items() if times > 1):
         raise InvalidArgumentError(
             f"init_handles holds {len(twice)} more than once: that of rank {ids.index(twice[0])}",
             hint="name each rank once",

@@ -82,6 +82,7 @@ def answer(store: HashStore, operation: int, fields: list[bytes]) -> bytes:
 class RemoteStore(Store):
     """The store that another rank's endpoint serves. Methods raise `RuntimeError` when that rank is gone."""
 
+    words = "the first rank's store"
     longest_pause = 0.02  # seconds between two looks at a key that is not there
 
     def __init__(self, s: socket.socket, timeout: float) -> None:
@@ -104,14 +105,14 @@ class RemoteStore(Store):
     def _ask(self, name: str, *fields: bytes) -> list[bytes]:
         with self._lock:
             if self._unanswered:
-                raise RuntimeError(f"the first rank's store: {self._unanswered}")
+                raise RuntimeError(f"{self.words}: {self._unanswered}")
             self._unanswered = "an earlier request was interrupted"
             try:
                 answer = self._exchange(frame(_OPERATIONS.index(name), fields))
             except (OSError, ValueError) as error:
                 self._unanswered = str(error)
                 self._socket.close()
-                raise RuntimeError(f"the first rank's store: {error}") from error
+                raise RuntimeError(f"{self.words}: {error}") from error
             self._unanswered = ""
             return answer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from unicomm.c10d.compat import PrefixStore
@@ -73,25 +74,27 @@ class Split:
             except (BackendError, CommTimeoutError) as error:
                 # If the cause is known, the parent tells only who has given up because of it.
                 if is_store_failure(error) and not error.absent:
-                    # A rank that is gone may be why, or its host, and then the error names it.
-                    await_cause(self._check_peers, limit)
+                    # A rank or host that is gone may be the cause, and then the error names it. If the rank
+                    # that holds the store is known, only that one can be: others may just have finalized.
+                    holders = [r for r in self.ranks if self.member.labels[r] in error.culprits]
+                    await_cause(partial(self._check_peers, holders or None), limit)
                 raise
 
-    def _check_peers(self) -> None:
-        """Raises if the parent is broken, or knows that a member of the child is gone."""
+    def _check_peers(self, ranks: Sequence[int] | None = None) -> None:
+        """Raises if the parent is broken, or knows that one of `ranks`, or of the child, is gone."""
         try:
-            self._check_parent()
+            self._check_parent(self.ranks if ranks is None else ranks)
         except CommError as error:
             # Errors of a split name global ranks.
             raise in_global_ranks(error, self.member.labels) from None
 
-    def _check_parent(self) -> None:
+    def _check_parent(self, ranks: Sequence[int]) -> None:
         with self.engine.located("split"):
             self.engine.check_open("split")
             if not isinstance(self.member.backend, ChecksPeers):
                 return
             try:
-                self.member.backend.check_peers([r for r in self.ranks if r != self.member.rank])
+                self.member.backend.check_peers([r for r in ranks if r != self.member.rank])
             except CommError as error:
                 self.engine.break_(error)
                 raise

@@ -20,6 +20,7 @@ from .remote_store import RemoteStore
 _USERS = "unicomm-users"  # how many ranks are within a split
 _PATIENCE = 2.0  # seconds for them to leave it; one that was killed there never does
 _LOOK = 0.002  # seconds between two looks
+_STOPPED = 0.1  # seconds between two looks, beyond which this process was stopped
 
 
 @contextlib.contextmanager
@@ -45,10 +46,15 @@ def using(
 
 
 def await_users(store: Store | None, seconds: float) -> None:
-    """Returns when no rank is within `using` of a store that this rank holds, or after `seconds`."""
+    """Returns when no rank is in a `using` block of a store that this rank holds, or after `seconds`.
+
+    Time in which this process is stopped does not count: the others got no answers in it.
+    """
     base: Any = base_store(store)
     if not isinstance(base, HashStore):
         return
-    end = time.monotonic() + min(seconds, _PATIENCE)
-    while base.add(_USERS, 0) > 0 and time.monotonic() < end:
+    now, patience = time.monotonic(), min(seconds, _PATIENCE)
+    while base.add(_USERS, 0) > 0 and patience > 0:
         time.sleep(_LOOK)
+        before, now = now, time.monotonic()
+        patience -= min(now - before, _STOPPED)

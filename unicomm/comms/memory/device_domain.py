@@ -48,6 +48,14 @@ Head = tuple[int, int, int, int, bool, int, float]
 Tile = tuple[int, int, int, int, int]  # address, rows, columns, strides of both in elements
 
 
+def _rows(tensor: torch.Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 1
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return tensor.nbytes // max(_rows(tensor), 1)
+
+
 def reduces(dtype: torch.dtype, red: int) -> bool:
     """Whether a kernel has this reduction of this element type."""
     info = DTYPES.get(dtype)
@@ -131,12 +139,16 @@ class DeviceDomain:
         return fault, made
 
     def outcome(self, clear: bool = True) -> Outcome | None:
-        """The first error since the record was cleared, as far as the device has come; None without one."""
+        """Returns the first error that kernels have recorded since the record was cleared, or None.
+
+        `clear`: clears the record, unless a wait was given up: that breaks the communicator, and until then
+        others that look must find it as well.
+        """
         if self._words is None or not self._record[0]:
             return None
         kind, called, who, rows = self._record[:4].tolist()
         each = self._record[_EACH:].reshape(-1, 4).tolist()
-        if clear:
+        if clear and kind not in (LATE, ABORTED):
             self._record[:] = 0
         return Outcome(kind, called & 0xFFFFFFFF, who, rows, each)
 
@@ -238,7 +250,7 @@ class DeviceDomain:
             self.wait(limit)
         said = torch.tensor(splits, dtype=torch.int64).to(self._device)
         came = torch.empty(2 * n, dtype=torch.int64, device=self._device)
-        args = self._call(head, [input, out])
+        args = self._call(head, [input, out], _row_bytes(input))
         self._set(args, said_splits=said.data_ptr(), results=came.data_ptr(), experts=1)
         self._exchange("symm_meet_dispatch", args, input, out)
         self.wait(limit)
@@ -259,7 +271,7 @@ class DeviceDomain:
         results: torch.Tensor,
         align: int,
     ) -> tuple[None, None]:
-        args = self._call(head, [input, out, splits, results], align)
+        args = self._call(head, [input, out, splits, results], align, _row_bytes(input))
         at = {"splits": splits.data_ptr(), "results": results.data_ptr()}
         self._set(args, experts=splits.numel() // self.world, align=align, **at)
         self._exchange("symm_meet_dispatch", args, input, out)
@@ -273,7 +285,7 @@ class DeviceDomain:
         splits: torch.Tensor,
         results: torch.Tensor,
     ) -> tuple[None, None]:
-        args = self._call(head, [input, out, splits, results])
+        args = self._call(head, [input, out, splits, results], _row_bytes(input))
         at = {"splits": splits.data_ptr(), "results": results.data_ptr()}
         self._set(args, experts=splits.numel() // 2 // self.world, by_rank=1, **at)
         self._exchange("symm_meet_combine", args, input, out)
@@ -283,10 +295,10 @@ class DeviceDomain:
         experts = int(args[INDEX["experts"]])
         columns = self.world * experts
         scratch = self._scratch(3 * columns + 2 * self.world + experts + 1)
-        rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in (input, out)]
-        row_bytes = input.nbytes // max(rows[0], 1)
-        self._set(args, **{"in": input.data_ptr()}, out=out.data_ptr(), in_rows=rows[0], out_rows=rows[1])
-        self._set(args, row_bytes=row_bytes, sources=scratch, scratch=scratch + 8 * columns)
+        self._set(
+            args, **{"in": input.data_ptr()}, out=out.data_ptr(), in_rows=_rows(input), out_rows=_rows(out)
+        )
+        self._set(args, row_bytes=_row_bytes(input), sources=scratch, scratch=scratch + 8 * columns)
         self._launch(plan, args)
         self._launch("symm_move_rows", args, self.world * self._blocks(out.nbytes // self.world))
         self._launch("symm_leave", args)

@@ -8,6 +8,7 @@ A wait that times out ends the communicator; the watchdog raises it, as for othe
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,11 +30,15 @@ if TYPE_CHECKING:
 _GRACE = 2.0  # seconds that the kernels have to report a timeout before the watchdog ends them
 
 
+_explaining = threading.RLock()  # a signal handler may ask, too
+
+
 class DeviceMemory(SymmetricMemory):
     """The symmetric memory of a communicator on devices. `domain` is a `DeviceDomain`."""
 
     domain: DeviceDomain
     counts_on_device = True
+    _late: CommError | None = None  # one error, whoever asks first
 
     def open(self, said: torch.Tensor | None = None) -> None:
         said = self.allocate(self.domain.said_bytes(self.size)) if said is None else said
@@ -76,13 +81,15 @@ class DeviceMemory(SymmetricMemory):
 
     def late_error(self) -> CommError | None:
         found = self.domain.outcome(clear=False)
-        if found is not None and found.kind == device_domain.LATE:
-            error = self._error(found, 0.0)
-            if isinstance(error, CommTimeoutError):
-                explain(error, self.engine.member.uid)
-                error.explained = True  # the device knows the missing ranks
-            return error
-        return None
+        if found is None or found.kind != device_domain.LATE:
+            return None
+        with _explaining:
+            if self._late is None:
+                self._late = error = self._error(found, 0.0)
+                if isinstance(error, CommTimeoutError):
+                    explain(error, self.engine.member.uid)
+                    error.explained = True  # the device knows the missing ranks
+            return self._late
 
     def _error(self, outcome: Outcome, limit: float) -> CommError:
         row = BY_CODE.get(outcome.op)

@@ -98,21 +98,28 @@ class Call:
         return new
 
 
-#: The greatest tag of a message.
-MOST_TAG = (1 << 31) - 1
+#: The greatest tag of a message of the user.
+MOST_TAG = (1 << 31) - 2
+#: The tag of messages that are parts of a collective: no receive of the user gets one, nor the reverse.
+PART = MOST_TAG + 1
 
 
 class Message(NamedTuple):
     """One message of an exchange: `tensor` to or from rank `peer`.
 
-    `tag`, from 0 to `MOST_TAG`: a message goes to a receive with the same tag. Messages with one tag keep
-    their order. Backends with streams ignore tags.
+    `tag`, from 0 to `MOST_TAG`, or `PART`: a message goes to a receive with the same tag. Messages with one
+    tag keep their order. Backends with streams ignore tags.
     """
 
     send: bool
     peer: int
     tensor: torch.Tensor
     tag: int = 0
+
+    @classmethod
+    def part(cls, send: bool, peer: int, tensor: torch.Tensor) -> Message:
+        """Returns a message that is a part of a collective."""
+        return cls(send, peer, tensor, PART)
 
 
 @dataclass(frozen=True, slots=True)

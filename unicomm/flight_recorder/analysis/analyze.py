@@ -99,7 +99,7 @@ def analyze(
     findings = at_partings(table, calls, findings)
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
         findings.append(_slow(slow, late, bool(findings)))
-    own = own_faults(table)
+    own = own_faults(table, clocks.ahead_by_host(table, offsets))
     findings = [*own, *without_absences(findings, own)]
     add_places(table, findings)
     weight |= {id(f): _OWN_FAULT for f in own}

@@ -15,7 +15,7 @@ from unicomm.flight_recorder.texts import capital, ranks_text
 from .evidence import Evidence
 from .verdict import Finding, Verdict
 from .wait_cycles import cycle_finding
-from .wait_graph import StuckCollective, WaitGraph, WaitNode, components
+from .wait_graph import StuckCollective, WaitGraph, WaitNode, components, lasting_failures, newer
 
 _GONE_WORD = {KILLED: "was killed", ENDED: "ended"}
 
@@ -44,9 +44,9 @@ def health(table: Table) -> Health:
     total = len(table.sources)
     if len({(s.pid, s.host) for s in table.sources if s.pid}) == 1 < total:
         return Health(set(), set())  # the ranks are threads of one process
-    failed = table.state == State.FAILED
+    failed = lasting_failures(table)
     knew = {int(r) for r in table.rank[failed]}
-    lost = bool((table.error[failed] == PEER_LOST).any())
+    lost = bool((table.error[table.state == State.FAILED] == PEER_LOST).any())
     dead = killed - knew
     if len(dead) * 2 > total and not lost:
         dead = set()
@@ -181,6 +181,7 @@ class BlockingRanks:
         inside = [r for r in ranks if r in stuck.waiting]
         sources = [table.source_of.get(r) for r in ranks]
         plural = len(ranks) > 1
+        restarted = all(s is not None and newer(s, stuck.group) for s in sources)
         if kind is Verdict.PROCESS_DEAD and None in sources:
             said = f"{capital(who)} left no dump and the others lost the connection: the process is gone. "
             said += f"It has not completed {what}."
@@ -192,6 +193,12 @@ class BlockingRanks:
             said += f" {'in' if inside else 'before'} {what}."
         elif kind is Verdict.WRAPPED:
             said = f"It is unknown whether {who} joined {what}: the record was overwritten by newer ones."
+            if restarted:
+                has, was = ("have", "were") if plural else ("has", "was")
+                said = (
+                    f"{capital(who)} {has} no such communicator, so {'they' if plural else 'it'} {was} most"
+                )
+                said += f" likely started again and cannot join {what}."
         elif kind is Verdict.SLOW:
             said = f"{capital(who)} {'are' if plural else 'is'} late but alive: not yet in {what}."
         elif kind is Verdict.BLOCKED_OUTSIDE:
@@ -216,7 +223,9 @@ class BlockingRanks:
             sentence=said,
             evidence=evidence,
             edges=self.evidence.edges(nodes),
-            next_steps=_steps(kind, who, places[0] if places else "", place(table, row), sources),
+            next_steps=["end this communicator, or reconfigure it, on the ranks that wait in it"]
+            if restarted and kind is Verdict.WRAPPED
+            else _steps(kind, who, places[0] if places else "", place(table, row), sources),
         )
 
     def _not_read(self, ranks: list[int], stuck: list[StuckCollective]) -> Finding:

@@ -84,7 +84,7 @@ class Evidence:
         """Says of which members nothing is known."""
         if not stuck.unknown or len(stuck.unknown) == self.table.groups[stuck.group].size:
             return []
-        return [f"nothing is known of {ranks_text(stuck.unknown)}: no dump, or overwritten"]
+        return [f"nothing is known of {ranks_text(stuck.unknown)}: no dump, overwritten, or started again"]
 
     def edges(self, ends: list[WaitNode]) -> list[Edge]:
         """Returns the edges next to the nodes `ends`; ranks that wait in one collective share an edge."""

@@ -7,8 +7,9 @@ several ranks are one finding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from unicomm.flight_recorder.ring.endings import Ending, signal_name
 from unicomm.flight_recorder.ring.places import Place
@@ -60,31 +61,40 @@ class _Fault:
     at_ns: int
     ranks: list[int]
     evidence: list[str]
+    order_ns: int = 0  # `at_ns` by a clock that all hosts have in common
 
 
-def own_faults(table: Table) -> list[Finding]:
+def own_faults(table: Table, ahead: Mapping[int, int] = MappingProxyType({})) -> list[Finding]:
     """Returns a finding for each fault of ranks' own, the first one first.
 
-    Ranks that raised because of others are victims of the first one.
+    Ranks that raised because of others are victims of the first one. `ahead`: by how many nanoseconds the
+    clocks of ranks are ahead of the typical one.
     """
     faults: dict[tuple[object, ...], _Fault] = {}
-    terminated = _first_terminated(table)
+    terminated = _first_terminated(table, ahead)
     for ending in table.endings:
         one = _fault(table, ending)
         if one is None and ending.rank in terminated:
             one = _killed(table, ending, "SIGTERM")
         if one is None:
             continue
+        one.order_ns = one.at_ns and one.at_ns - ahead.get(ending.rank, 0)
         same = faults.setdefault((one.kind, one.what), one)
         if same is not one:
             same.ranks += one.ranks
-            same.at_ns = min(same.at_ns or one.at_ns, one.at_ns or same.at_ns)
-    ordered = sorted(faults.values(), key=lambda f: (f.at_ns == 0, f.at_ns))
+            same.at_ns = _earlier(same.at_ns, one.at_ns)
+            same.order_ns = _earlier(same.order_ns, one.order_ns)
+    ordered = sorted(faults.values(), key=lambda f: (f.order_ns == 0, f.order_ns))
     found = [_finding(table, one) for one in ordered]
     for first in found[:1]:
         ended = {e.rank for e in table.endings if e.raised is not None and e.raised.consequence}
         first.victims = sorted(ended - {rank for one in found for rank in one.culprits})
     return found
+
+
+def _earlier(a: int, b: int) -> int:
+    """Returns the earlier of two times, of which 0 is an unknown one."""
+    return min(a or b, b or a)
 
 
 def without_absences(findings: Sequence[Finding], own: Sequence[Finding]) -> list[Finding]:
@@ -151,6 +161,8 @@ def _fault(table: Table, ending: Ending) -> _Fault | None:
     """Returns the fault by which the process of a rank ended; None if it ended well, or as a consequence."""
     raised, code, crash = ending.raised, ending.exit_code, ending.stacks.crash
     killed = signal_name(code or 0)
+    if raised is not None and raised.consequence and "SIGABRT" in (crash, killed):
+        return None  # it ended itself because of its communicator's error, as it was asked to
     if crash or killed in _CRASHES:
         return _crash(table, ending, crash or killed)
     if raised is not None:
@@ -181,14 +193,22 @@ def _fault(table: Table, ending: Ending) -> _Fault | None:
     return None
 
 
-def _first_terminated(table: Table) -> set[int]:
+def _first_terminated(table: Table, ahead: Mapping[int, int]) -> set[int]:
     """Returns the ranks that SIGTERM ended before any other rank had ended.
 
     Launchers send it to the ranks that are left when one has failed. So it is nobody's own fault as soon as a
     rank has ended otherwise, or is not known.
     """
-    terminated = {e.rank: e.stacks.at_ns for e in table.endings if e.stacks.terminated and e.alive_ns}
-    raised = {e.rank: e.ended_ns for e in table.endings if e.raised is not None and e.raised.consequence}
+    terminated = {
+        e.rank: e.stacks.at_ns - ahead.get(e.rank, 0)
+        for e in table.endings
+        if e.stacks.terminated and e.alive_ns
+    }
+    raised = {
+        e.rank: e.ended_ns - ahead.get(e.rank, 0)
+        for e in table.endings
+        if e.raised is not None and e.raised.consequence
+    }
     if not terminated or len(terminated.keys() | raised.keys()) < len(table.ranks):
         return set()
     first = min((*terminated.values(), *raised.values()))
@@ -234,7 +254,10 @@ def _new(ending: Ending, kind: Verdict, what: str, cause: Cause, evidence: list[
     if ending.exit_code is not None:
         how = signal_name(ending.exit_code) or f"exit code {ending.exit_code}"
         line += f", {how} as the launcher saw it"
-    return _Fault(kind, what, cause, ending.ended_ns, [ending.rank], [line, *evidence])
+    stacks = ending.stacks
+    # Without a launcher of ours, the time of the last stacks is what is known.
+    at_ns = ending.ended_ns or (stacks.at_ns if stacks.terminated or stacks.crash else 0)
+    return _Fault(kind, what, cause, at_ns, [ending.rank], [line, *evidence])
 
 
 def _cause(own: Place | None, frames: Sequence[Place]) -> Cause:

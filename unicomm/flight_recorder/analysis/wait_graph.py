@@ -19,7 +19,7 @@ import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import State
-from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.table.table import Column, Source, Table
 
 from .matching import Messages
 
@@ -33,8 +33,8 @@ class StuckCollective:
     Attributes:
         waiting: the unfinished row of each rank in it.
         missing: the members that have joined the earlier stuck collectives of the group, but not this one.
-        unknown: the members whose progress is unknown: without a source, or with overwritten records. Only
-            the first stuck collective of a group lists them.
+        unknown: the members whose progress is unknown: without a source, with overwritten records, or with a
+            newer process. Only the first stuck collective of a group lists them.
         gone: the members that are in it, but dead or stopped.
         queued: the members that have issued it behind another operation that has started there, which
             therefore have not joined it yet; the value is the row of that other operation.
@@ -93,14 +93,53 @@ class WaitGraph:
         return sorted(n[0] for n in seen if len(n) == 1 and n[0] not in excluded)
 
 
+def lasting_failures(table: Table) -> Column:
+    """Returns the failed rows behind which their thread issued nothing more: its rank did not survive them.
+
+    A rank that catches an error and goes on, with other communicators or after a reconfiguration, waits where
+    it is now. One that ended because of an error waited in what had failed last.
+    """
+    failed = np.flatnonzero(table.state == State.FAILED)
+    if not len(failed):
+        return failed
+    rank, created, over = table.rank[failed], table.created_ns[failed], table.completed_ns[failed]
+    behind = _newest_of_thread(table, failed)
+    raised = [e.rank for e in table.endings if e.raised is not None and e.raised.consequence]
+    if raised:
+        order = np.lexsort((over, rank))
+        last = order[np.append(rank[order][1:] != rank[order][:-1], True)]  # of each rank
+        ended_in = np.zeros(int(rank.max()) + 1, np.int64)
+        ended_in[rank[last]] = created[last]
+        of_raised = np.isin(rank, raised)
+        behind[of_raised] = ended_in[rank[of_raised]]
+    lasting: Column = failed[(over == 0) | (behind <= over)]
+    return lasting
+
+
+def _newest_of_thread(table: Table, rows: Column) -> Column:
+    """Returns for each of `rows` when its thread issued its newest operation."""
+    newest = np.zeros(len(rows), np.int64)
+    where = np.searchsorted(rows, [(s.begin, s.end) for s in table.sources]).reshape(-1, 2)
+    for source, (begin, end) in zip(table.sources, where.tolist(), strict=True):
+        if begin < end:
+            thread, created = (c[source.begin : source.end] for c in (table.thread, table.created_ns))
+            first = int(thread.min())
+            of_thread = np.zeros(int(thread.max()) - first + 1, np.int64)
+            np.maximum.at(of_thread, thread - first, created)
+            newest[begin:end] = of_thread[table.thread[rows[begin:end]] - first]
+    return newest
+
+
 def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tuple[Column, set[int]]:
     """Returns the unfinished rows, and the ranks that have been stuck for `stuck_after_ns`.
 
     An operation that a running process began less than `stuck_after_ns` ago is not stuck. If no rank is
     stuck, no rows are returned (unless `always`); else all unfinished rows are, because also the young ones
-    tell where their ranks are.
+    tell where their ranks are. A failure that its rank has survived is over.
     """
-    rows = np.flatnonzero(table.state != State.COMPLETED)
+    unfinished = (table.state != State.COMPLETED) & (table.state != State.FAILED)
+    unfinished[lasting_failures(table)] = True
+    rows = np.flatnonzero(unfinished)
     if not len(rows):
         return rows, set()
     now = np.zeros(int(table.rank[rows].max()) + 1, np.int64)
@@ -204,11 +243,20 @@ def _progress(table: Table, group: int) -> tuple[dict[int, int], list[int]]:
     unknown: list[int] = []
     for rank in table.groups[group].ranks.tolist():
         source = table.source_of.get(rank)
-        if source is None or (source.wrapped and group not in source.created):
+        if source is None or (source.wrapped and group not in source.created) or newer(source, group):
             unknown.append(rank)
         else:
             reached[rank] = source.created.get(group, 0)
     return reached, unknown
+
+
+def newer(source: Source, group: int) -> bool:
+    """Whether the process of a member has no such communicator, though others use it: most likely it was
+    started again.
+
+    Communicators of unicomm are made by all members together, those of torch by each one when it needs them.
+    """
+    return source.format == "ring" and group not in source.members
 
 
 def _connect_messages(

@@ -52,14 +52,29 @@ def _gone(size: int, rng: np.random.Generator, verdict: Verdict, fate: str) -> t
     return case, case.expected[0][1][0]
 
 
-@fault((2, 4, 64, 1024), dumps=False)
-def raises(size: int, rng: np.random.Generator) -> Case:
-    """The others report that they lost it, and raise for that reason."""
+def _raised_by_one(size: int, rng: np.random.Generator) -> tuple[Case, set[int]]:
+    """Returns a case in which a rank raises, and others that report that they lost it."""
     case, bad = _gone(size, rng, Verdict.EXCEPTION, "end")
     case.job.errors = "peer lost"
     _ending(case.job, bad, **_raised("ValueError", "bad batch 7"))
-    for rank in set(range(min(size, 8))) - {bad}:
+    others = set(range(min(size, 8))) - {bad}
+    for rank in others:
         _ending(case.job, rank, **_raised("PeerLostError", "rank 1 has left", consequence=True))
+    return case, others
+
+
+@fault((2, 4, 64, 1024), dumps=False)
+def raises(size: int, rng: np.random.Generator) -> Case:
+    """The others report that they lost it, and raise for that reason."""
+    return _raised_by_one(size, rng)[0]
+
+
+@fault((2, 4, 64), dumps=False)
+def others_abort(size: int, rng: np.random.Generator) -> Case:
+    """The others end by SIGABRT because of their error, as `abort_process_on_timeout_or_error` says."""
+    case, others = _raised_by_one(size, rng)
+    for rank in others:
+        _exit(case.job, rank, -6)
     return case
 
 

@@ -57,6 +57,21 @@ def grouped_median(values: Column, key: Column, count: int) -> Column:
     return out
 
 
+def ahead_by_host(table: Table, offset: Column) -> dict[int, int]:
+    """Returns by how many nanoseconds the clock of each rank's host is ahead of the typical clock.
+
+    Ranks of a host have one clock, and what `offsets` tells apart there is chance: their median counts.
+    Empty if all ranks are on one host, or nothing is known.
+    """
+    hosts: dict[str, list[int]] = {}
+    for source in table.sources:
+        if 0 <= source.rank < len(offset) and not np.isnan(offset[source.rank]):
+            hosts.setdefault(source.host, []).append(source.rank)
+    if len(hosts) < 2:
+        return {}
+    return {r: int(np.median(offset[ranks])) for ranks in hosts.values() for r in ranks}
+
+
 def offsets(table: Table, rows: Column, cell: Column) -> Column:
     """Returns each rank's clock minus the typical clock, in nanoseconds (float64, by rank; nan if unknown).
 

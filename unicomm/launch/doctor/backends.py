@@ -22,7 +22,7 @@ from .gpu_backends import gpu_reports
 
 def backend_reports() -> list[BackendReport]:
     """Checks all backends: those of unicomm, and those of other packages."""
-    return [_shm(), _gloo(), _ucx(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points()]
+    return [_shm(), _gloo(), _tcp(), _ucx(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points()]
 
 
 def _self_test(backend: str, ranks: int = 2, hints: Mapping[str, str] | None = None) -> Finding:
@@ -110,6 +110,10 @@ def _gloo() -> BackendReport:
 
     found = attempt("ProcessGroupGloo", "install a torch that is built with USE_GLOO=1", present)
     return _judge("gloo", [found, _self_test("gloo")] if found.ok else [found])
+
+
+def _tcp() -> BackendReport:
+    return _judge("tcp", [_self_test("tcp")])
 
 
 def _ucx() -> BackendReport:

@@ -76,7 +76,7 @@ def collect() -> dict[str, Any]:
         ]
     works = {backend.name for backend in backends if backend.status == WORKS}
     return {
-        "ok": all(finding.ok is not False for finding in core) and bool(works & {"shm", "gloo"}),
+        "ok": all(finding.ok is not False for finding in core) and bool(works & {"shm", "tcp", "gloo"}),
         "versions": _versions(),
         "core": [asdict(finding) for finding in core],
         "recorder": asdict(recorder),

@@ -15,7 +15,8 @@ from .findings import BROKEN, NOT_HERE, WORKS
 
 _SERVES = {
     "shm": "ranks of one host, through shared memory",
-    "gloo": "any hosts, over TCP",
+    "tcp": "any hosts, over TCP",
+    "gloo": "any hosts, over TCP, by torch",
     "ucx": "any hosts, over the networks that UCX drives",
     "hosts": "several hosts: shared memory inside, TCP between",
     "mpi": "ranks of an MPI launcher",
@@ -58,8 +59,10 @@ def summary(report: Mapping[str, Any]) -> RenderableType:
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[_Line]:
+    # The report has to fit a screen, and what `auto` takes between hosts has a line: that of `hosts`.
+    told = {"tcp"} if _work(report, "tcp", "hosts") else set()
     for backend in report["backends"]:
-        if backend["status"] != NOT_HERE:
+        if backend["status"] != NOT_HERE and backend["name"] not in told:
             yield (backend["name"], *_of_backend(backend))
     absent = [backend["name"] for backend in report["backends"] if backend["status"] == NOT_HERE]
     if absent:
@@ -81,6 +84,11 @@ def _lines(report: Mapping[str, Any]) -> Iterator[_Line]:
     for finding in report["extras"]:
         what_for = finding["detail"].partition(" (")[0].partition(": ")[0]
         yield f"unicomm[{finding['what']}]", finding["ok"], what_for, _one(finding["cure"])
+
+
+def _work(report: Mapping[str, Any], *names: str) -> bool:
+    """Whether all these backends work."""
+    return all(one["status"] == WORKS for one in report["backends"] if one["name"] in names)
 
 
 def _place(environment: Sequence[Mapping[str, Any]]) -> Iterator[_Line]:

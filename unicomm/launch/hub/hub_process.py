@@ -6,6 +6,8 @@ from pathlib import Path
 
 from unicomm.launch.side_process import SideProcess
 
+START_OF_HUBS = 10.0  # seconds from the start of the ranks; on a busy host an interpreter needs some of them
+
 
 class HubProcess(SideProcess):
     """A hub's process, used by one thread."""

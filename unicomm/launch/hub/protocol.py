@@ -54,18 +54,27 @@ class Look(Request, frozen=True):
 
 
 class Files(Request, frozen=True):
-    """Asks for the names of this host's rings, as they were when a rank failed or else as they are now."""
+    """Asks for the names of this host's rings, as they were when a rank failed or else as they are now.
+
+    `round`, here and below: that of the hub that gathers, for one start of the ranks. A hub whose ranks run
+    in another start refuses.
+    """
+
+    round: str
 
 
 class Read(Request, frozen=True):
     """Asks for a part of one of these files."""
 
+    round: str
     name: str
     offset: int
 
 
 class Gather(Request, frozen=True):
     """Asks to copy the rings of all hosts into one folder and to analyze them. Answered when that is done."""
+
+    round: str
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):
@@ -122,6 +131,7 @@ class Gathered(Answer, frozen=True):
 class Tell(Request, frozen=True):
     """Tells another hub the result of gathering, because the hub that gathered may end first."""
 
+    round: str
     found: Gathered
 
 
@@ -215,7 +225,7 @@ class HubConnection:
 
     def __init__(self, context: zmq.Context[Any], address: str, token: str) -> None:
         self._address = address
-        self._socket = socket = context.socket(zmq.DEALER)
+        self.socket = socket = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.maxmsgsize = MOST_ANSWERED
         socket.ipv6 = "[" in address
@@ -231,18 +241,29 @@ class HubConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def ask(self, request: AnyRequest, seconds: float) -> Any:
         """Sends a request and returns the answer. Raises `HubError` on a refusal or a timeout."""
         deadline = time.monotonic() + seconds
+        self.send(request)
+        if not self.socket.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise HubError(self.silent(seconds))
+        return self.receive()
+
+    def send(self, request: AnyRequest) -> None:
+        """Sends a request, whose answer `receive` returns when `socket` is readable. Raises `HubError`."""
         try:
-            self._socket.send(encode(request), zmq.NOBLOCK)
+            self.socket.send(encode(request), zmq.NOBLOCK)
         except zmq.Again:
             raise HubError(f"the hub at {self._address} accepts no request now") from None
-        if not self._socket.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise HubError(
-                f"the hub at {self._address} did not answer within {seconds:g} s: it is not there, or the"
-                " job has another token"
-            )
-        return read_answer(self._socket.recv(), self._address)
+
+    def receive(self) -> Any:
+        return read_answer(self.socket.recv(), self._address)
+
+    def silent(self, seconds: float) -> str:
+        """The sentence for no answer within `seconds`."""
+        return (
+            f"the hub at {self._address} did not answer within {seconds:g} s: it is not there, or the"
+            " job has another token"
+        )

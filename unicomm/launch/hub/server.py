@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import queue
+import resource
 import socket
 import sys
 import threading
@@ -20,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,50 @@ from zmq.auth.thread import ThreadAuthenticator
 from unicomm.launch.side_process import live_with_the_launcher
 
 from . import gather, protocol
+from .hub_process import START_OF_HUBS
 from .protocol import AnyAnswer, AnyRequest, HubConnection, HubError
 
 _MOST_AT_ONCE = 32  # requests under way in the pool
+_MOST_TAKEN = 64  # requests between two looks at the launcher's commands
 _MOST_HOSTS = 1 << 16
 _MOST_ROUNDS = 4
 _WORKERS = 8
 _DOMAIN = "unicomm"
 PATIENCE = 2.0  # seconds in which another hub has to answer a small request
-GATHERING = 20.0  # seconds in which another hub has to gather
-_TRANSFERS = 15.0  # of these, seconds for copying rings
+GATHERING = 40.0  # seconds in which another hub has to gather
+_TRANSFERS = 20.0  # of these, seconds for copying rings
+
+
+@dataclass(eq=False)
+class Start:
+    """What this hub knows of one start of the ranks. What comes late for an earlier one stays with it.
+
+    Attributes:
+        number: the launcher's, from 0.
+        place: the folders of this host's rings.
+        host: this host's number, of `hosts`.
+        round: tells this start from others; the hubs that this one shall know announce themselves with it.
+        directories: address and round of the hubs of the first hosts, by host.
+        gathered: what this hub has gathered.
+        told: what another hub has gathered.
+        asking: who waits until this hub has gathered.
+    """
+
+    number: int
+    place: gather.RingFolders
+    host: int
+    hosts: int
+    round: str
+    directories: dict[int, tuple[str, str]] = field(default_factory=dict)
+    gathered: protocol.Gathered | None = None
+    told: protocol.Gathered | None = None
+    asking: list[bytes] = field(default_factory=list)
+    gathering: threading.Lock = field(default_factory=threading.Lock)
+    began: float = field(default_factory=time.monotonic)
+
+    def gathered_by(self, round: str) -> bool:
+        """Whether a hub that gathers for `round` means this start."""
+        return any(round == theirs for _, theirs in self.directories.values())
 
 
 class Hub:
@@ -50,18 +86,15 @@ class Hub:
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
         self._pool = ThreadPoolExecutor(_WORKERS, "hub")
+        self._verdicts = ThreadPoolExecutor(_WORKERS, "hub-verdicts")  # which wait for no viewers
         self._busy = 0
-        self._answers: queue.SimpleQueue[tuple[bytes, AnyAnswer]] = queue.SimpleQueue()
+        self._pending = b""  # a command that has not come whole
+        self._answers: queue.SimpleQueue[tuple[bytes, AnyAnswer, int]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._token = self._address = ""
-        self._place: gather.RingFolders | None = None
-        self._host, self._hosts, self._round = 0, 1, ""
-        self._directories: dict[int, tuple[str, str]] = {}  # host: (address, round)
+        self._start: Start | None = None
         self._announced: dict[str, dict[int, protocol.Announce]] = {}  # by round
-        self._gathering = threading.Lock()
-        self._gathered: protocol.Gathered | None = None  # by this hub
-        self._told: protocol.Gathered | None = None  # by another hub
 
     # --- commands of the launcher ----------------------------------------------------------------------
 
@@ -94,25 +127,28 @@ class Hub:
         router.close()
         self._tell({"say": "closed", "why": why})
 
-    def attempt(self, rings: str, frozen: str, job: str) -> None:
-        """New processes run now, and write their rings to other folders."""
-        self._place = gather.RingFolders(Path(rings), Path(frozen), Path(job))
-        self._gathered = self._told = None
+    def attempt(
+        self, number: int, rings: str, frozen: str, job: str, host: int, hosts: int, round: str
+    ) -> None:
+        """New processes run now, and write their rings to other folders; this is host `host` of `hosts`."""
+        place = gather.RingFolders(Path(rings), Path(frozen), Path(job))
+        self._start = Start(number, place, host, hosts, round)
 
-    def join(self, host: int, hosts: int, round: str, directories: list[tuple[int, str, str]]) -> None:
-        """Sets this host's number in the job, and (number, address, round) of the directories."""
-        self._host, self._hosts, self._round = host, hosts, round
-        self._directories = {number: (address, theirs) for number, address, theirs in directories}
-        self._pool.submit(self._introduce)
+    def join(self, directories: list[tuple[int, str, str]]) -> None:
+        """Sets (number, address, round) of the directories that are known by now."""
+        if (start := self._start) is not None:
+            start.directories = {number: (address, theirs) for number, address, theirs in directories}
+            self._pool.submit(self._introduce, start)
 
     def note(self, what: str) -> None:
         """Writes a line into the log."""
         print(what, file=sys.stderr, flush=True)
 
-    def failed(self) -> None:
+    def failed(self, number: int) -> None:
         """Reacts to a failed rank of this host: the launcher waits for the result of gathering."""
-        self._tell({"say": "gathering"})
-        self._pool.submit(self._report)
+        if (start := self._start) is not None and start.number == number:
+            self._tell({"say": "gathering", "attempt": number})
+            self._verdicts.submit(self._report, start)
 
     # --- other hubs --------------------------------------------------------------------------------------
 
@@ -120,84 +156,96 @@ class Hub:
         with HubConnection(self._context, address, self._token) as hub:
             return hub.ask(request, seconds)
 
-    def _introduce(self) -> None:
-        for number, (address, round) in sorted(self._directories.items()):
-            if number == self._host:
+    def _introduce(self, start: Start) -> None:
+        for number, (address, round) in sorted(start.directories.items()):
+            if number == start.host:
                 continue
-            hello = protocol.Announce(self._host, self._address, socket.gethostname(), round)
+            hello = protocol.Announce(start.host, self._address, socket.gethostname(), round)
             for _ in range(3):
                 with contextlib.suppress(HubError):
                     self._ask(address, hello, PATIENCE)
                     break
 
-    def _peers(self) -> dict[int, protocol.Announce]:
-        return {n: a for n, a in self._announced.get(self._round, {}).items() if n != self._host}
+    def _peers(self, start: Start) -> dict[int, protocol.Announce]:
+        announced = self._announced.get(start.round, {}).copy()  # which another thread extends
+        return {n: a for n, a in announced.items() if n != start.host}
 
-    def _first_directory(self) -> tuple[int, str]:
-        """Returns number and address of the first directory that answers; of this hub if none does."""
-        for number, (address, _) in sorted(self._directories.items()):
-            if number == self._host:
+    def _others(self, start: Start) -> gather.OtherHubs:
+        return gather.OtherHubs(self._context, self._token, list(self._peers(start).values()), start.hosts)
+
+    def _first_directory(self, start: Start) -> tuple[int, str, str]:
+        """Returns number, address and round of the first directory that answers; of this hub if none does."""
+        for number, (address, round) in sorted(start.directories.items()):
+            if number == start.host:
                 break
             with contextlib.suppress(HubError):
                 self._ask(address, protocol.Ping(), PATIENCE)
-                return number, address
-        return self._host, self._address
+                return number, address, round
+        return start.host, self._address, start.round
 
-    def _report(self) -> None:
+    def _report(self, start: Start) -> None:
+        answer: dict[str, Any] = {"attempt": start.number}
         try:
             here = False
-            if (found := self._told) is None:
-                number, address = self._first_directory()
-                here = number == self._host
-                found = self._gather() if here else self._ask(address, protocol.Gather(), GATHERING)
-            self._tell({"say": "gathered", "here": here} | msgspec.structs.asdict(found))
+            if (found := start.told) is None:
+                number, address, round = self._first_directory(start)
+                here = number == start.host
+                found = self._gather(start) if here else self._ask(address, protocol.Gather(round), GATHERING)
+            answer |= {"say": "gathered", "here": here} | msgspec.structs.asdict(found)
         except Exception as error:
-            self._tell({"say": "not gathered", "why": str(error)})
+            answer |= {"say": "not gathered", "why": str(error)}
+        self._tell(answer)
 
-    def _gather(self) -> protocol.Gathered:
-        with self._gathering:
-            if self._gathered is None:
-                place = self._where()
-                end = time.monotonic() + PATIENCE
-                while len(self._peers()) + 1 < self._hosts and time.monotonic() < end:
+    def _gather(self, start: Start) -> protocol.Gathered:
+        with start.gathering:
+            if start.gathered is None:
+                end = max(time.monotonic() + PATIENCE, start.began + START_OF_HUBS)
+                while len(self._peers(start)) + 1 < start.hosts and time.monotonic() < end:
                     time.sleep(0.02)  # hubs that have just started are about to announce themselves
-                asking = gather.OtherHubs(
-                    self._context, self._token, list(self._peers().values()), self._hosts
+                start.gathered = gather.gather(
+                    start.place, self._others(start), start.round, _TRANSFERS, PATIENCE
                 )
-                self._gathered = gather.gather(place, asking, _TRANSFERS, PATIENCE)
-            return self._gathered
+            return start.gathered
+
+    def _gather_for(self, who: bytes, start: Start) -> None:
+        """All hosts may ask at the same time; one thread answers them all."""
+        start.asking.append(who)
+        if len(start.asking) == 1:
+            self._verdicts.submit(self._gather_for_all, start)
+
+    def _gather_for_all(self, start: Start) -> None:
+        answer: AnyAnswer
+        try:
+            answer = self._gather(start)
+        except Exception as error:
+            answer = _refusal(error)
+        # Who asks when the list is empty gets another thread, so nobody is forgotten.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._put(start.asking.pop(), answer)
 
     # --- requests --------------------------------------------------------------------------------------
 
-    def _where(self) -> gather.RingFolders:
-        if self._place is None:
-            raise HubError("no ranks were started yet")
-        return self._place
-
-    def _handle(self, request: AnyRequest) -> AnyAnswer:
+    def _handle(self, request: AnyRequest, start: Start) -> AnyAnswer:
         match request:
             case protocol.Look():
-                return self._look(request)
+                return self._look(request, start)
             case protocol.Files():
-                return protocol.Listing(self._where().files())
+                return protocol.Listing(start.place.files())
             case protocol.Read():
-                return self._where().read(request.name, request.offset)
-            case protocol.Gather():
-                return self._gather()
+                return start.place.read(request.name, request.offset)
         raise HubError("a request that hubs do not answer")
 
-    def _look(self, request: protocol.Look) -> protocol.Rings:
-        place = self._where()
+    def _look(self, request: protocol.Look, start: Start) -> protocol.Rings:
         if not request.everywhere:
-            return gather.look(place, request.records)
-        if self._hosts > 1 and self._host not in self._directories:
-            number, address = self._first_directory()
-            if number != self._host:
+            return gather.look(start.place, request.records)
+        if start.hosts > 1 and start.host not in start.directories:
+            number, address, _ = self._first_directory(start)
+            if number != start.host:
                 answer = self._ask(address, request, 2 * PATIENCE)
                 if isinstance(answer, protocol.Rings):
                     return answer
-        asking = gather.OtherHubs(self._context, self._token, list(self._peers().values()), self._hosts)
-        return gather.look_everywhere(place, request.records, asking, PATIENCE)
+        return gather.look_everywhere(start.place, request.records, self._others(start), PATIENCE)
 
     def _received(self, frames: list[bytes]) -> None:
         if len(frames) != 2:
@@ -208,19 +256,32 @@ class Hub:
         except HubError as error:
             self._answer(who, protocol.Refused(str(error)))
             return
+        start = self._start
         match request:
             case protocol.Ping():
                 self._answer(who, protocol.Done())
             case protocol.Announce():
                 self._answer(who, self._note(request))
-            case protocol.Tell():
-                self._told = request.found
+            case _ if start is None:
+                self._answer(who, protocol.Refused("no ranks were started yet"))
+            case protocol.Gather() if request.round == start.round:
+                self._gather_for(who, start)
+            case protocol.Tell() if start.gathered_by(request.round):
+                start.told = request.found
                 self._answer(who, protocol.Done())
-            case _ if self._busy >= _MOST_AT_ONCE:
-                self._answer(who, protocol.Refused("too many requests at once; try again"))
+            case protocol.Look():
+                self._begin(who, request, start)
+            case protocol.Files() | protocol.Read() if start.gathered_by(request.round):
+                self._begin(who, request, start)
             case _:
-                self._busy += 1
-                self._pool.submit(self._work, who, request)
+                self._answer(who, protocol.Refused("its ranks run in another start of the job"))
+
+    def _begin(self, who: bytes, request: AnyRequest, start: Start) -> None:
+        if self._busy >= _MOST_AT_ONCE:
+            self._answer(who, protocol.Refused("too many requests at once; try again"))
+        else:
+            self._busy += 1
+            self._pool.submit(self._work, who, request, start)
 
     def _note(self, request: protocol.Announce) -> AnyAnswer:
         if not 0 <= request.host < _MOST_HOSTS:
@@ -231,12 +292,16 @@ class Hub:
             del self._announced[next(iter(self._announced))]
         return protocol.Done()
 
-    def _work(self, who: bytes, request: AnyRequest) -> None:
+    def _work(self, who: bytes, request: AnyRequest, start: Start) -> None:
         try:
-            answer = self._handle(request)
+            answer = self._handle(request, start)
         except Exception as error:
-            answer = protocol.Refused(str(error)[:1000] or type(error).__name__)
-        self._answers.put((who, answer))
+            answer = _refusal(error)
+        self._put(who, answer, 1)
+
+    def _put(self, who: bytes, answer: AnyAnswer, over: int = 0) -> None:
+        """Lets the main thread answer; `over` requests of the pool are over with that."""
+        self._answers.put((who, answer, over))
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b"!")
 
@@ -253,7 +318,8 @@ class Hub:
 
     def run(self, commands: int) -> None:
         """Serves until the launcher is gone. `commands`: a descriptor with a line of JSON per command."""
-        poller, opened, pending = zmq.Poller(), False, b""
+        poller, opened = zmq.Poller(), False
+        os.set_blocking(commands, False)
         for descriptor in (commands, self._wake_read):
             poller.register(descriptor, zmq.POLLIN)
         while True:
@@ -261,30 +327,50 @@ class Hub:
                 poller.register(self._router, zmq.POLLIN)
                 opened = True
             ready: dict[Any, int] = dict(poller.poll())
-            if commands in ready:
-                data = os.read(commands, 1 << 16)
-                if not data:
-                    return
-                *lines, pending = (pending + data).split(b"\n")
-                for line in lines:
-                    said = json.loads(line)
-                    getattr(self, said.pop("do"))(**said)
+            requests = self._arrived() if self._router is not None and self._router in ready else []
+            # After them: a host may ask for a start of the ranks as soon as the launcher has told of it.
+            if not self._obey(commands):
+                return
             if self._wake_read in ready:
                 os.read(self._wake_read, 1 << 12)
                 while not self._answers.empty():
-                    self._busy -= 1
-                    self._answer(*self._answers.get())
-            if self._router is not None and self._router in ready:
-                for _ in range(64):
-                    try:
-                        frames = self._router.recv_multipart(zmq.NOBLOCK)
-                    except zmq.Again:
-                        break
-                    self._received(frames)
+                    who, answer, over = self._answers.get()
+                    self._busy -= over
+                    self._answer(who, answer)
+            for frames in requests:
+                self._received(frames)
+
+    def _arrived(self) -> list[list[bytes]]:
+        found: list[list[bytes]] = []
+        with contextlib.suppress(zmq.Again):
+            while len(found) < _MOST_TAKEN and self._router is not None:
+                found.append(self._router.recv_multipart(zmq.NOBLOCK))
+        return found
+
+    def _obey(self, commands: int) -> bool:
+        """Follows the commands that are there; returns False when the launcher is gone."""
+        while True:
+            try:
+                data = os.read(commands, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            *lines, self._pending = (self._pending + data).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                getattr(self, said.pop("do"))(**said)
+
+
+def _refusal(error: Exception) -> protocol.Refused:
+    return protocol.Refused(str(error)[:1000] or type(error).__name__)
 
 
 def main() -> None:
     live_with_the_launcher()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection of each host
     lock = threading.Lock()
 
     def tell(message: dict[str, Any]) -> None:

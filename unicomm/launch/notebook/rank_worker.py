@@ -126,9 +126,9 @@ class _Worker:
 
     def _interrupt(self, number: int) -> None:
         thread = threading.main_thread().ident
+        self._interrupted = number  # before the look: a call that begins now sees it itself
         if self._running != number or thread is None:
             return
-        self._interrupted = number
         frame = sys._current_frames().get(thread)
         self.channel.send("where", number, "".join(traceback.format_stack(frame)[-8:]))
         threading.Thread(target=self._press, args=[number, thread], daemon=True).start()
@@ -153,6 +153,8 @@ class _Worker:
             try:
                 self._ended.clear()
                 self._running = number
+                if self._interrupted == number:
+                    raise KeyboardInterrupt
                 fn, args, kwargs = load(call)
                 result = fn(*args, **kwargs)
                 answer: tuple[Any, ...] = ("done", number, dump(result))

@@ -21,6 +21,7 @@ _CURE = "set UNICOMM_JOB_TOKEN to one value for the launchers of all hosts, or u
 class LaunchersStore(RemoteStore):
     """The store of the launchers. Methods raise `RuntimeError` when its host is gone."""
 
+    words = "the store of the launchers"
     longest_pause = 0.25  # hundreds of launchers may wait at once, and for long
 
     def __init__(self, host: str, port: int, token: str, timeout: float) -> None:
@@ -45,15 +46,18 @@ class LaunchersStore(RemoteStore):
             if self._unanswered:
                 self._connection.close()
                 try:
-                    self._connection = call(*self._at, self._token, _GREETING)
+                    self._connection = call(*self._at, self._token, _GREETING, again=True)
                 except RendezvousConnectionError as error:
                     raise RuntimeError(str(error)) from error
                 self._socket = self._connection  # type: ignore[assignment]
                 self._unanswered = ""
 
 
-def call(host: str, port: int, token: str, timeout: float) -> SignedSocket:
-    """Calls the launcher that hosts the rendezvous until it comes. Raises `RendezvousConnectionError`."""
+def call(host: str, port: int, token: str, timeout: float, again: bool = False) -> SignedSocket:
+    """Calls the launcher that hosts the rendezvous until it comes. Raises `RendezvousConnectionError`.
+
+    `again`: it has come before. If nobody listens now, it has ended.
+    """
     where = f"{host}, port {port}"
     end, (pause, longest) = time.monotonic() + timeout, _PAUSES
     while True:
@@ -67,9 +71,14 @@ def call(host: str, port: int, token: str, timeout: float) -> SignedSocket:
         except NoLauncherError:
             raise RendezvousConnectionError(_no_launcher(where)) from None
         except OSError as error:
-            if time.monotonic() + pause > end:
+            gone = again and isinstance(error, ConnectionRefusedError)
+            if gone or time.monotonic() + pause > end:
                 if isinstance(error, EndedError):
                     raise RendezvousConnectionError(_no_launcher(where)) from error
+                if gone:
+                    raise RendezvousConnectionError(
+                        f"the launcher at {where}, which hosted the rendezvous, has ended"
+                    ) from error
                 raise RendezvousConnectionError(
                     f"the host of the rendezvous was not reached at {where} within {timeout:g} s"
                     f" ({error.strerror or error}): see whether its launcher runs, whether --rdzv-endpoint"

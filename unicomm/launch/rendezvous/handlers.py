@@ -18,7 +18,7 @@ import ipaddress
 import json
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -59,24 +59,34 @@ LOOPBACK = "127.0.0.1"
 _BACKLOG = 2048  # as torch's
 _READING = 60  # seconds, torch's default for the setting read_timeout
 _HEARTBEATS = (5, 3)  # torch's defaults: seconds between two, and how many may be missing
+_LEAVING = 2.0  # seconds for other launchers to leave the store
 _ADDRESSES = "unicomm/addresses/"
 _Number = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @contextlib.contextmanager
 def our_rendezvous(token: str) -> Iterator[None]:
-    """Makes torchrun's launcher use these handlers. `token`: the job's, "" if it has none."""
+    """Makes torchrun's launcher use these handlers. `token`: the job's, "" if it has none.
+
+    torchrun shuts its handler down when ranks have failed. What the launchers' store serves then, how hubs
+    find each other, is needed for the verdict: it is closed here, at the end.
+    """
+    at_end = contextlib.ExitStack()
 
     class Registry:
         @staticmethod
         def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-            return handler(params, token)
+            made = handler(params, token)
+            if isinstance(made, DynamicHandler):
+                at_end.callback(made.give_closing())
+            return made
 
     names = vars(launcher)
     before = names["rdzv_registry"]
     names["rdzv_registry"] = Registry
     try:
-        yield
+        with at_end:
+            yield
     finally:
         names["rdzv_registry"] = before
 
@@ -252,7 +262,7 @@ class DynamicHandler(DynamicRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         if not self._one_host:
             # Before this host takes part: whoever hosts the ranks' store then knows the addresses of all.
-            addresses = {*own_addresses(), getattr(self._store, "seen_as", LOOPBACK)}
+            addresses = {*filter(_reaches_others, own_addresses()), getattr(self._store, "seen_as", LOOPBACK)}
             self._store.set(f"{_ADDRESSES}{self._this_node}", json.dumps(sorted(addresses)))
         info = super().next_rendezvous()
         self._guard()  # again, as hosts may have joined since the store was opened
@@ -274,8 +284,30 @@ class DynamicHandler(DynamicRendezvousHandler):
         for said in self._store.multi_get([f"{_ADDRESSES}{node}" for node in nodes]):
             hosts |= _addresses(said)
         if not allow_only(self._guarded, hosts):
+            port = self._guarded.getsockname()[1]
+            print(
+                f"unicomm run: port {port} of this host, where the ranks meet, is open to all who reach it:"
+                f" the kernel takes no filter for {len(hosts)} addresses; SECURITY.md has a firewall's rules",
+                file=sys.stderr,
+                flush=True,
+            )
             self._guarded.close()
             self._guarded = None
+
+    def give_closing(self) -> Callable[[], None]:
+        """Returns what closes the launchers' store, which `shutdown` leaves open then.
+
+        Other launchers may still read there that all are done.
+        """
+        server, self._server = self._server, None
+
+        def close() -> None:
+            if isinstance(self._store, LaunchersStore):
+                self._store.close()
+            if server is not None:
+                server.close(_LEAVING)
+
+        return close
 
     def shutdown(self) -> bool:
         try:
@@ -283,6 +315,11 @@ class DynamicHandler(DynamicRendezvousHandler):
         finally:
             if self._server is not None:
                 self._server.close()
+
+
+def _reaches_others(address: str) -> bool:
+    number = _number(address)
+    return not (number.is_loopback or number.is_link_local)
 
 
 def _addresses(said: bytes) -> set[str]:

@@ -13,6 +13,7 @@ import hmac
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from unicomm.c10d.compat import HashStore
@@ -36,6 +37,7 @@ class StoreServer:
         self._listeners, self._token = listeners, token
         self._store = HashStore()
         self._strangers: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._callers = 0  # who know the token
         self._warned = False
         self._loop = asyncio.new_event_loop()
         self._ended: asyncio.Event | None = None
@@ -44,8 +46,11 @@ class StoreServer:
         self._thread.start()
         self._ready.wait()
 
-    def close(self) -> None:
-        """Ends all connections and the thread."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Ends the thread and all connections; gives the callers `seconds` to leave before."""
+        end = time.monotonic() + seconds
+        while self._callers and time.monotonic() < end:
+            time.sleep(0.01)
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._end)
         self._thread.join(_ENDING)
@@ -92,7 +97,11 @@ class StoreServer:
             greeting = await asyncio.wait_for(self._greet(reader, writer), _PATIENCE)
             self._strangers.pop(writer, None)
             if greeting is not None:
-                await self._answer(reader, writer, greeting)
+                self._callers += 1
+                try:
+                    await self._answer(reader, writer, greeting)
+                finally:
+                    self._callers -= 1
         except (OSError, EOFError, ValueError, RuntimeError, NoLauncherError, asyncio.TimeoutError):
             pass  # whoever it was is gone, or is no launcher of this job
         except asyncio.CancelledError:

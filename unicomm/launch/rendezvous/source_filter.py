@@ -24,6 +24,7 @@ _SOURCE_4, _SOURCE_6 = 12, 8  # offsets of the source address in the IP header
 _ALL, _NOTHING = 0xFFFFFFFF, 0
 _SIOCGIFCONF = 0x8912
 _INTERFACE = 40  # bytes of a struct ifreq on 64-bit machines
+_LONGEST = 4096  # BPF_MAXINSNS
 _MOST_OWN = 256  # addresses of this host
 
 _Code = list[tuple[int, int, int, int]]
@@ -39,7 +40,7 @@ def allow_only(s: socket.socket, hosts: Iterable[str]) -> bool:
     data = b"".join(struct.pack("HBBI", *each) for each in code)
     kept = ctypes.create_string_buffer(data, len(data))
     try:
-        if len(code) > 0xFFFF:
+        if len(code) > _LONGEST:
             raise OSError("too long")
         s.setsockopt(socket.SOL_SOCKET, _ATTACH, struct.pack("HP", len(code), ctypes.addressof(kept)))
     except OSError:

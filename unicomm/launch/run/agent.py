@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
 from torch.distributed.launcher import api as launcher
 
+from .introduction import Meeting
 from .job import Job, runs
 from .stop_signals import StopSignals
 
@@ -71,6 +72,17 @@ def _agent_class(
             pids = self._pcontext.pids() if self._pcontext else {}
             return {worker_group.workers[local].global_rank: pid for local, pid in pids.items()}
 
+        def _meeting(self, worker_group: Any) -> Meeting:
+            handler, spec = self._rdzv_handler, worker_group.spec
+            # The keys of a static rendezvous are the same in all attempts.
+            restarts = spec.max_restarts - self._remaining_restarts
+            return Meeting(
+                worker_group.group_rank,
+                worker_group.group_world_size,
+                handler.get_run_id(),
+                restarts if handler.get_backend() == "static" else 0,
+            )
+
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
             stop.check()
             with stop.deferred():
@@ -84,7 +96,7 @@ def _agent_class(
                         job.attempt.unstartable = error
                     raise
                 job.attempt.pids = self._pids(worker_group)
-                job.started(worker_group.store, worker_group.group_rank, worker_group.group_world_size)
+                job.started(worker_group.store, self._meeting(worker_group))
             return ids
 
         def _monitor_workers(self, worker_group: Any) -> Any:
@@ -106,7 +118,7 @@ def _agent_class(
                 with stop.deferred():
                     on_restart()
             else:
-                job.attempt.failure = "hosts joined or left the job"
+                job.attempt.failure, job.attempt.replaced = "hosts joined or left the job", True
             self._restarting = True
             try:
                 super()._restart_workers(worker_group)

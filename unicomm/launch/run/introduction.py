@@ -8,6 +8,7 @@ and to heed signals. So the requests to the store have a thread, which cannot ou
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 from unicomm.c10d.compat import base_store
 from unicomm.comms.errors import first_line
 from unicomm.comms.failures.store_requests import NoAnswerError, host_of, requests_of
-from unicomm.launch.hub.hub_process import HubProcess
+from unicomm.launch.hub.hub_process import START_OF_HUBS, HubProcess
 
 from .job_folder import note_hub
 
@@ -43,22 +44,44 @@ class HubSettings:
     several: bool
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """The hosts that start their ranks together.
+
+    Attributes:
+        host: the number of this host, of `hosts`.
+        job: names the job in its store, whatever prefix an attempt has there.
+        restarts: tells attempts apart whose prefix in the store is the same.
+    """
+
+    host: int
+    hosts: int
+    job: str = ""
+    restarts: int = 0
+
+
 class Listening:
-    """Where this host's hub listens; one a job. `note` is the file that tells users of this host."""
+    """Where this host's hub listens; one a job.
+
+    Attributes:
+        token: the job's, "" as long as it is not known.
+        note: the file that tells users of this host.
+    """
 
     def __init__(self, hub: HubProcess, settings: HubSettings, folder: Path) -> None:
         self.hub, self.settings = hub, settings
+        self.token = settings.token
         self.note: Path | None = None
         self._folder = folder
         self._asked = False
 
-    def open(self, token: str) -> Generator[None, None, str | None]:
-        """Lets the hub listen, and returns its address; None if it cannot."""
+    def open(self) -> Generator[None, None, str | None]:
+        """Lets the hub listen, with the token, and returns its address; None if it cannot."""
         if not self._asked:
             self._asked = True
             self.hub.tell(
                 "open",
-                token=token,
+                token=self.token,
                 address=self.settings.address,
                 port=self.settings.port,
                 others=self.settings.any_port,
@@ -73,7 +96,7 @@ class Listening:
             print(f"unicomm: there is no hub: {why}", file=sys.stderr, flush=True)
             return None
         if self.note is None:
-            self.note = note_hub(said["address"], said["port"], token, self.hub.pid, self._folder)
+            self.note = note_hub(said["address"], said["port"], self.token, self.hub.pid, self._folder)
         from unicomm.launch.hub.protocol import zmq_address
 
         return zmq_address(said["address"], said["port"])
@@ -82,16 +105,22 @@ class Listening:
 class Introduction:
     """Introduces this host's hub to those of other hosts, for one start of the ranks."""
 
-    def __init__(self, listening: Listening, store: Any, host: int, hosts: int) -> None:
-        self._listening, self._store = listening, store
+    def __init__(self, listening: Listening, store: Any, meeting: Meeting, round: str) -> None:
+        """`round`: what the other hubs call this start by, if they come to this one."""
+        self._listening, self._store, self._meeting, self._round = listening, store, meeting, round
         self._base = base_store(store)
         self._requests = requests_of(self._base)
-        self._host, self._hosts = host, hosts
+        self._began = time.monotonic()
         self._steps: Steps | None = self._introduce()
 
     @property
     def done(self) -> bool:
         return self._steps is None
+
+    @property
+    def starting(self) -> float:
+        """The seconds for which hubs of other hosts may still be starting; negative after that."""
+        return self._began + START_OF_HUBS - time.monotonic()
 
     def step(self) -> None:
         """Goes on, up to where it has to wait for the hub or for another host. Raises nothing of its own."""
@@ -116,49 +145,70 @@ class Introduction:
 
     def _introduce(self) -> Steps:
         """One key of the store for each of the first hosts; all hosts read them."""
-        hub, settings, store = self._listening.hub, self._listening.settings, self._store
-        token = settings.token
-        if not token:
-            if self._host == 0:
-                fresh = secrets.token_hex(16)
-                yield from self._ask(lambda: store.set(f"{_PREFIX}token", fresh))
-            token = yield from self._look_up(f"{_PREFIX}token")
-        if not token or (here := (yield from self._listening.open(token))) is None:
+        listening, hub, store = self._listening, self._listening.hub, self._store
+        host, prefix = self._meeting.host, f"{_PREFIX}{self._meeting.restarts}/"
+        if not listening.token:
+            listening.token = yield from self._common_token()
+        if not listening.token or (here := (yield from listening.open())) is None:
             return
-        if self._host == 0:
+        if host == 0:
             print(f"unicomm: to watch the job: unicomm trace top --connect {here[6:]}", file=sys.stderr)
+        wanted = set(range(min(_DIRECTORIES, self._meeting.hosts)))
         told: dict[int, tuple[int, str, str]] = {}
-        own = secrets.token_hex(8)
-        if self._host < _DIRECTORIES:
-            said = json.dumps([here, own])
-            yield from self._ask(lambda: store.set(f"{_PREFIX}{self._host}", said))
-        for number in range(min(_DIRECTORIES, self._hosts)):
-            if number == self._host:
-                address, round = here, own
-            else:
-                text = yield from self._look_up(f"{_PREFIX}{number}")
-                if not text:
-                    continue
-                address, round = json.loads(text)
-            told[number] = (number, str(address), str(round))
-            hub.tell(
-                "join",
-                host=self._host,
-                hosts=self._hosts,
-                round=own,
-                directories=[told[n] for n in sorted(told)],
-            )
 
-    def _look_up(self, key: str) -> Generator[None, None, str]:
-        """Polls the store for a key and returns its value; "" if it is not set in time."""
-        end, (pause, longest) = time.monotonic() + _STARTING, _PAUSES
-        while not (yield from self._ask(lambda: self._store.check([key]))):
-            if (now := time.monotonic()) > end:
-                return ""
-            while time.monotonic() < now + pause:
-                yield
-            pause = min(2 * pause, longest)
-        return bytes((yield from self._ask(lambda: self._store.get(key)))).decode()
+        def join() -> None:
+            hub.tell("join", directories=[told[n] for n in sorted(told)])
+
+        if host in wanted:
+            wanted.discard(host)
+            told[host] = (host, here, self._round)
+            join()
+            said = json.dumps([here, self._round])
+            yield from self._ask(lambda: store.set(f"{prefix}{host}", said))
+        end = time.monotonic() + _STARTING
+        for turn in itertools.count():
+            for number in sorted(wanted):
+                key = f"{prefix}{number}"
+                if (text := (yield from self._read(store, key))) is not None:
+                    address, round = json.loads(text)
+                    told[number] = (number, str(address), str(round))
+                    wanted.discard(number)
+                    join()
+            if not wanted or not (yield from self._pause(turn, end)):
+                return
+
+    def _common_token(self) -> Generator[None, None, str]:
+        """Returns the token that the first launcher makes for the whole job; "" if it does not come.
+
+        Later attempts, and hosts that join later, use it, too: hubs take one token for good.
+        """
+        base, key = self._base, f"{_PREFIX}token/{self._meeting.job}"
+        if (yield from self._ask(lambda: base.add(f"{key}/made", 1))) == 1:
+            fresh = secrets.token_hex(16)
+            yield from self._ask(lambda: base.set(key, fresh))
+            return fresh
+        end = time.monotonic() + _STARTING
+        for turn in itertools.count():
+            if (text := (yield from self._read(base, key))) is not None:
+                return text
+            if not (yield from self._pause(turn, end)):
+                break
+        return ""
+
+    def _pause(self, turn: int, end: float) -> Generator[None, None, bool]:
+        """Waits before the next look at the store, and returns True; False when it is time to give up."""
+        shortest, longest = _PAUSES
+        now = time.monotonic()
+        most = longest if self.starting < 0 else longest / 10
+        while time.monotonic() < now + min(shortest * 2 ** min(turn, 10), most):
+            yield
+        return now < end
+
+    def _read(self, store: Any, key: str) -> Generator[None, None, str | None]:
+        """Returns what is at a key of a store; None if it is not set."""
+        if not (yield from self._ask(lambda: store.check([key]))):
+            return None
+        return bytes((yield from self._ask(lambda: store.get(key)))).decode()
 
     def _ask(self, job: Callable[[], Any]) -> Generator[None, None, Any]:
         """Returns what `job` does with the store. Raises `OSError` if the store fails or does not answer."""

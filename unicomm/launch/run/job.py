@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import time
@@ -21,12 +22,12 @@ from unicomm.flight_recorder.ring.folder import SUFFIX, ring_name
 from unicomm.launch.exporter.exporter_process import ExporterProcess
 from unicomm.launch.hub.hub_process import HubProcess
 
-from .introduction import HubSettings, Introduction, Listening
+from .introduction import HubSettings, Introduction, Listening, Meeting
 from .job_folder import JobFolder
 from .memory_kills import MemoryKills
 
-_INTRODUCED = 3.0  # seconds that a failed host gives the others to introduce their hubs
-_ACKNOWLEDGED, _GATHERED = 3.0, 25.0  # seconds until the hub says that it gathers, and that it is done
+_INTRODUCED = 3.0  # seconds that a failed host gives the others to introduce their hubs, if they had time to
+_ACKNOWLEDGED, _GATHERED = 3.0, 45.0  # seconds until the hub says that it gathers, and that it is done
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Attempt:
         pids: the processes of this host's ranks.
         unstartable: why a rank's process could not be started.
         last: whether no restart is left.
+        replaced: whether it ended only because hosts joined or left the job, so that nobody is to blame.
     """
 
     number: int
@@ -50,6 +52,7 @@ class Attempt:
     pids: dict[int, int] = field(default_factory=dict)
     unstartable: OSError | None = None
     last: bool = True
+    replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,16 +103,19 @@ class Job:
         if self._exporter is not None:
             self._exporter.follow(rings)
 
-    def started(self, store: Any, host: int, hosts: int) -> None:
+    def started(self, store: Any, meeting: Meeting) -> None:
         """Notes that the ranks run, and begins to introduce the hub to those of other hosts."""
         if self._hub is None or self._listening is None:
             return
         number = self.attempt.number
-        self._hub.forget("gathering", "gathered", "not gathered")
         self._asked = False
         places = (self.folder.rings(number), self.folder.frozen(number), self.folder.job(number))
-        self._hub.tell("attempt", **dict(zip(("rings", "frozen", "job"), map(str, places), strict=True)))
-        self._introduction = Introduction(self._listening, store, host, hosts)
+        folders = dict(zip(("rings", "frozen", "job"), map(str, places), strict=True))
+        round = secrets.token_hex(8)
+        self._hub.tell(
+            "attempt", number=number, **folders, host=meeting.host, hosts=meeting.hosts, round=round
+        )
+        self._introduction = Introduction(self._listening, store, meeting, round)
         self._introduction.step()
 
     def step(self) -> None:
@@ -159,7 +165,7 @@ class Job:
     def _ask_hub(self) -> None:
         if self._hub is not None and not self._asked:
             self._asked = True
-            self._hub.tell("failed")
+            self._hub.tell("failed", number=self.attempt.number)
 
     def evidence(self) -> Evidence:
         """Returns the rings of the failed attempt; waits a limited time for those of other hosts."""
@@ -167,11 +173,12 @@ class Job:
         if self._hub is None:
             return Evidence(own)
         if self._several and self._introduction is not None:
-            self._introduction.finish(_INTRODUCED)
+            self._introduction.finish(max(_INTRODUCED, self._introduction.starting))
         self._ask_hub()
-        said = self._hub.wait("gathering", seconds=_ACKNOWLEDGED)
+        number = self.attempt.number
+        said = self._hub.wait("gathering", seconds=_ACKNOWLEDGED, attempt=number)
         if said is not None:
-            said = self._hub.wait("gathered", "not gathered", seconds=_GATHERED)
+            said = self._hub.wait("gathered", "not gathered", seconds=_GATHERED, attempt=number)
         if said is None or said["say"] == "not gathered":
             why = said["why"] if said else "this host's hub does not answer"
             return Evidence(own, remarks=(f"only the rings of this host: {why}",) if self._several else ())

@@ -184,20 +184,18 @@ def main(arguments: Sequence[str], stop: StopSignals | None = None) -> int:
     try:
         # Once the ranks have ended signals are only noted, and nothing waits without a limit: the verdict is
         # made once.
-        end = ending.conclude(_run(options, job, stop, ending, token))
+        with our_rendezvous(token):
+            end = ending.conclude(_run(options, job, stop, ending))
     finally:
         job.close(keep=kept or (end.exit_code != 0 and bool(job.attempt.failure)))
     return end.exit_code
 
 
-def _run(
-    options: argparse.Namespace, job: Job, stop: StopSignals, ending: _Ending, token: str
-) -> BaseException | None:
+def _run(options: argparse.Namespace, job: Job, stop: StopSignals, ending: _Ending) -> BaseException | None:
     """Runs the ranks to their end, and returns torchrun's error."""
     reacting = Reacting(stop, ending.before_ranks)
     try:
         with (
-            our_rendezvous(token),
             our_agent(job, stop, reacting.close, ending.show),
             stop.interrupting(stopped),
         ):
@@ -224,7 +222,7 @@ class _Ending:
         end = outcome(error, attempt, stop)
         if error is not None:
             _tell(error, end)
-        if error is not None and attempt.failure:
+        if error is not None and attempt.failure and not attempt.replaced:
             self.show(error.get_first_failure()[0] if isinstance(error, ChildFailedError) else None)
         _, report = shown = self._shown.get(attempt.number, (None, None))
         end = outcome(error, attempt, stop, report.main.culprits if report else ())

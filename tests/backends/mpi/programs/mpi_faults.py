@@ -1,5 +1,7 @@
 """What goes wrong, on 4 ranks: each error, and that the job goes on."""
 
+import contextlib
+import signal
 import threading
 
 import torch
@@ -7,6 +9,9 @@ import torch
 import unicomm
 from tests.backends.mpi.programs.mpi_common import comm as control
 from tests.backends.mpi.programs.mpi_common import describe, me, raised, say, size
+from unicomm.backends.bootstrap import mpi_library
+from unicomm.backends.mpi import operations as mpi
+from unicomm.c10d.process_group import UnicommProcessGroup
 
 SUM = unicomm.ReduceOp.SUM
 
@@ -69,6 +74,57 @@ def tells_wrong_sizes_of_messages() -> None:
                 control.barrier(False)
 
 
+def tells_a_short_message_for_a_large_receive() -> None:
+    """Of more bytes than MPI counts, taken from 1000 bytes on."""
+    most, mpi._MOST = mpi._MOST, 1000
+    try:
+        with new_comm("short") as comm:
+            if me == 0:
+                comm.send(torch.ones(10), 1, False)
+            elif me == 1:
+                error = raised(lambda: comm.recv(torch.zeros(1000), 0, False))
+                assert isinstance(error, unicomm.BackendError), error
+            control.barrier(False)
+    finally:
+        mpi._MOST = most
+
+
+def keeps_what_an_interrupted_wait_has_posted() -> None:
+    """MPI may still write into a receive that its rank has left by an exception of a signal handler."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with new_comm("interrupted") as comm:
+        if me == 0:
+            before = signal.signal(signal.SIGALRM, interrupt)
+            kept = len(mpi_library._abandoned)
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with contextlib.suppress(KeyboardInterrupt):
+                comm.all_reduce(torch.ones(5), SUM, False)
+                raise AssertionError("it was not interrupted")
+            signal.signal(signal.SIGALRM, before)
+            assert len(mpi_library._abandoned) > kept
+            assert comm.is_aborted()
+        control.barrier(False)
+
+
+def refuses_tags_that_the_library_does_not_have() -> None:
+    """The message is refused before it is begun, so other messages under way are not affected."""
+    with new_comm("tags") as comm:
+        most = comm.get_capabilities().most_tag
+        assert most <= int(mpi_library.load().COMM_WORLD.Get_attr(mpi_library.load().TAG_UB))
+        if me < 2:
+            got, group = torch.zeros(3), UnicommProcessGroup(comm)
+            work = group.recv([got], 1 - me, 0)
+            error = raised(lambda: group.send([torch.ones(3)], 1 - me, most + 1))
+            assert isinstance(error, unicomm.InvalidArgumentError), error
+            group.send([torch.full((3,), float(me))], 1 - me, 0).wait()
+            work.wait()
+            assert got.tolist() == [1.0 - me] * 3
+        control.barrier(False)
+
+
 def goes_on_with_a_new_one() -> None:
     for _ in range(3):
         with new_comm("again") as comm:
@@ -101,6 +157,9 @@ CASES = [
     names_whose_message_did_not_come,
     aborts_at_once,
     tells_wrong_sizes_of_messages,
+    tells_a_short_message_for_a_large_receive,
+    refuses_tags_that_the_library_does_not_have,
     goes_on_with_a_new_one,
     leaves_a_timeout_in_another_thread_alone,
+    keeps_what_an_interrupted_wait_has_posted,
 ]

@@ -97,6 +97,8 @@ def compose(group: Group, call: Call) -> None:
     elif call.wire is not None:
         _encoded(group, call, call.wire)
     else:
+        if group.capabilities.checks_mismatch:
+            _compare(group, call)
         _COMPOSED[call.name](group, call)
 
 
@@ -123,22 +125,31 @@ def _as_bytes(call: Call) -> Call:
 
 
 def _all_to_all(group: Group, call: Call) -> None:
-    """Moves all parts in one exchange; serves gathers and scatters as well."""
+    """Moves all parts in one exchange."""
     ins = parts_of(call.inputs, call.in_splits, group.size)
     outs = parts_of(call.outputs, call.out_splits, group.size)
-    _swap(group, call, ins, outs)
+    _swap(group, call, ins, outs, _tells_sizes(group))
 
 
-def _swap(group: Group, call: Call, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
-    if messages := _trade(group, ins, outs):
+def _tells_sizes(group: Group) -> bool:
+    """Whether messages alone tell what ranks exchange: then empty parts are messages, too."""
+    return group.capabilities.empty_parts and not group.capabilities.checks_mismatch
+
+
+def _swap(
+    group: Group, call: Call, ins: list[torch.Tensor], outs: list[torch.Tensor], empty: bool = False
+) -> None:
+    if messages := _trade(group, ins, outs, empty):
         group.backend.exchange(messages, call.remaining())
 
 
-def _trade(group: Group, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> list[Message]:
+def _trade(
+    group: Group, ins: list[torch.Tensor], outs: list[torch.Tensor], empty: bool = False
+) -> list[Message]:
     """Returns the messages of a swap, and copies this rank's own part."""
     if ins and outs:
         copy_memory(outs[group.rank], ins[group.rank])
-    return trade(range(group.size), group.rank, ins, outs)
+    return trade(range(group.size), group.rank, ins, outs, empty)
 
 
 def _all_gather(group: Group, call: Call) -> None:
@@ -154,9 +165,9 @@ def _gather_or_scatter(group: Group, call: Call) -> None:
         of_all = parts_of(parts, None, group.size)
         to, source = (mine, of_all[group.rank]) if scatters else (of_all[group.rank], mine)
         copy_memory(to, source)
-        messages = [Message(scatters, r, of_all[r]) for r in range(group.size) if r != group.rank]
+        messages = [Message.part(scatters, r, of_all[r]) for r in range(group.size) if r != group.rank]
     else:
-        messages = [Message(not scatters, call.root, mine)]
+        messages = [Message.part(not scatters, call.root, mine)]
     if mine.numel():
         group.backend.exchange(messages, call.remaining())
 
@@ -171,10 +182,10 @@ def _broadcast(group: Group, call: Call) -> None:
         if relative < reach:
             if relative + reach < group.size:
                 to = (group.rank + reach) % group.size
-                group.backend.exchange([Message(True, to, data)], call.remaining())
+                group.backend.exchange([Message.part(True, to, data)], call.remaining())
         elif relative < 2 * reach:
             source = (group.rank - reach) % group.size
-            group.backend.exchange([Message(False, source, data)], call.remaining())
+            group.backend.exchange([Message.part(False, source, data)], call.remaining())
         reach *= 2
 
 
@@ -183,7 +194,9 @@ def _barrier(group: Group, call: Call) -> None:
     reach = 1
     while reach < group.size:
         to, source = (group.rank + reach) % group.size, (group.rank - reach) % group.size
-        group.backend.exchange([Message(False, source, sink), Message(True, to, token)], call.remaining())
+        group.backend.exchange(
+            [Message.part(False, source, sink), Message.part(True, to, token)], call.remaining()
+        )
         reach *= 2
 
 
@@ -256,10 +269,10 @@ def _reduce(group: Group, call: Call) -> None:
     _fold_shares(group, call, shares, own)
     if group.rank == call.root:
         others = [r for r in range(group.size) if r != group.rank and shares[r].numel()]
-        messages = [Message(False, r, bytes_of(shares[r])) for r in others]
+        messages = [Message.part(False, r, bytes_of(shares[r])) for r in others]
         copy_memory(shares[group.rank], own)
     else:
-        messages = [Message(True, call.root, bytes_of(own))] if own.numel() else []
+        messages = [Message.part(True, call.root, bytes_of(own))] if own.numel() else []
     if messages:
         group.backend.exchange(messages, call.remaining())
 
@@ -333,7 +346,7 @@ def _encoded(group: Group, call: Call, wire: Wire) -> None:
         ins = [part.view(dtype) for part in parts_of(call.inputs, call.in_splits, group.size)]
         # Only those of equal parts have as many chunks on all ranks.
         largest = _largest(outs) if call.name == "all_to_all_single" else 0
-        with _traffic(group, call, largest) as traffic:
+        with _traffic(group, call, largest, _tells_sizes(group)) as traffic:
             codec.all_to_all(ins, outs, mine, group.near, traffic)
 
 
@@ -341,13 +354,14 @@ def _largest(parts: Sequence[torch.Tensor]) -> int:
     return max(part.numel() for part in parts)
 
 
-def _traffic(group: Group, call: Call, largest: int) -> AbstractContextManager[Traffic]:
-    """Returns how the parts of a call travel. `largest`: elements of the largest one, alike on all ranks."""
+def _traffic(group: Group, call: Call, largest: int, empty: bool = False) -> AbstractContextManager[Traffic]:
+    """Returns how the parts of a call travel. `largest`: elements of the largest one, alike on all ranks.
+    `empty`: also empty parts, if all travel at once."""
     backend = group.backend
     if largest > encoded.CHUNK and isinstance(backend, OpensExchange) and backend.overlaps:
         # The fault channel of such a backend watches over the call's own deadline.
         return overlapping(backend, partial(_trade, group), lambda: call.remaining() + _VERDICT, call.timeout)
-    return nullcontext(AtOnce(partial(_swap, group, call)))
+    return nullcontext(AtOnce(partial(_swap, group, call, empty=empty)))
 
 
 def _alone(call: Call) -> None:

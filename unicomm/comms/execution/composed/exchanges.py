@@ -129,16 +129,18 @@ def overlapping(
         exchange.close()
 
 
-def trade(peers: Sequence[int], mine: int, ins: list[Tensor], outs: list[Tensor]) -> list[Message]:
+def trade(
+    peers: Sequence[int], mine: int, ins: list[Tensor], outs: list[Tensor], empty: bool = False
+) -> list[Message]:
     """Returns messages that send the bytes `ins[i]` to `peers[i]` and receive `outs[i]` from it, except for
-    i = `mine`. No tensors at all means empty ones."""
+    i = `mine`. No tensors at all means empty ones. `empty`: also messages without bytes."""
     messages, n = [], len(peers)
     for step in range(1, n):  # staggered, so that ranks do not all send to the same one at once
         to, source = (mine + step) % n, (mine - step) % n
-        if outs and outs[source].numel():
-            messages.append(Message(False, peers[source], outs[source]))
-        if ins and ins[to].numel():
-            messages.append(Message(True, peers[to], ins[to]))
+        if outs and (empty or outs[source].numel()):
+            messages.append(Message.part(False, peers[source], outs[source]))
+        if ins and (empty or ins[to].numel()):
+            messages.append(Message.part(True, peers[to], ins[to]))
     return messages
 
 

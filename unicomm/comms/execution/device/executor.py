@@ -217,8 +217,8 @@ class StreamExecutor(Executor):
     # --- the watchdog --------------------------------------------------------------------------------------
 
     def error_of(self, work: StreamWork) -> BaseException | None:
-        """The error that broke the communicator, unless the operation had completed before."""
-        return None if work._done else self._engine.broken
+        """The error that broke the communicator or is about to, unless the operation had completed before."""
+        return None if work._done else self._engine.broken or self._of_symmetric_memory()
 
     @property
     def busy(self) -> bool:

@@ -91,9 +91,14 @@ class StreamWork(Work):
 
     @property
     def status(self) -> WorkStatus:
-        if self._error is not None:
-            return WorkStatus.TIMEDOUT if isinstance(self._error, CommTimeoutError) else WorkStatus.ERROR
-        return WorkStatus.COMPLETED if self.is_completed() else WorkStatus.INPROGRESS
+        if not self.is_completed():
+            return WorkStatus.INPROGRESS
+        if (error := self._failure()) is None:
+            return WorkStatus.COMPLETED
+        return WorkStatus.TIMEDOUT if isinstance(error, CommTimeoutError) else WorkStatus.ERROR
+
+    def exception(self) -> BaseException | None:
+        return self._failure() if self.is_completed() else None
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
         """Calls `callback(work)` when the operation is over: now if known, else in the watchdog's thread."""
@@ -103,11 +108,21 @@ class StreamWork(Work):
                 return
         self._call(callback)
 
+    def _failure(self) -> BaseException | None:
+        """The error of the operation, or the one that broke the communicator before it was known to be over.
+
+        A completed event of the device does not prove success: an abort completes events, too.
+        """
+        # Read again at the end: the watchdog may have ended the operation in between.
+        return self._error or self._executor.error_of(self) or self._error
+
     def _raise(self) -> None:
-        if self._error is None:
-            self._error = self._executor.error_of(self)
-        if self._error is not None:
-            raise self._error.with_traceback(None)
+        if (error := self._failure()) is None:
+            return
+        with self._executor.guard:
+            if not self._done:
+                self._error = error
+        raise error.with_traceback(None)
 
     def _over(self, error: BaseException | None) -> None:
         with self._executor.guard:

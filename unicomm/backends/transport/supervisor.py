@@ -1,7 +1,7 @@
-"""What the fast path of UCX asks of its backend: deadlines, and the causes of failures.
+"""What the fast path over a transport asks of its backend: deadlines, and the causes of failures.
 
-The native core (csrc/ucx/fast.hpp) calls it in the thread of the operation, once an operation takes longer
-than a moment, and when something is wrong.
+The native core (csrc/transport/fast.hpp) calls it in the thread of the operation, once an operation takes
+longer than a moment, and when something is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unicomm.backends.out_of_band import COMPARE, Awaited, FaultChannel, Operati
 class Supervised(Protocol):
     """The backend."""
 
-    worker: _core.UcxWorker
+    transport: _core.Transport
     channel: FaultChannel
 
     def abort(self) -> None:
@@ -36,12 +36,13 @@ class Supervisor:
 
     def __init__(self, backend: Supervised, compares: bool) -> None:
         self._backend = backend
-        self.native = _core.UcxFast(backend.worker, compares, backend.channel.counts, self)
+        self.native = _core.TransportFast(backend.transport, compares, backend.channel.counts, self)
         self.native.hear([s.fileno() for _, s in backend.channel.sockets()])
         self.fast: _core.FastPath | None = None
+        self._operation: Operation | None = None  # the messages that are under supervision
 
     def awaited(self) -> list[Awaited]:
-        """Returns the messages of the operation."""
+        """Returns the messages of the operation that are not over."""
         return [Awaited(*message) for message in self.native.awaited]
 
     def begin(self, deadline: float) -> bool:
@@ -55,12 +56,20 @@ class Supervisor:
         if awaits:
             name = "batch" if len(awaits) > 1 else awaits[0].name
             operation = Operation(name, 0, timeout, deadline, awaits, time.monotonic() + COMPARE)
+            self._operation = operation
         else:
             operation = Operation(counts.running, counts.entered, timeout, deadline)
         backend.channel.begin(operation)
         return backend.channel.fault is not None
 
+    def completed(self) -> bool:
+        """Some messages of a long operation are over: others that ask where this rank is hear of the rest."""
+        if self._operation is not None:
+            self._operation.awaits[:] = self.awaited()
+        return False
+
     def end(self) -> bool:
+        self._operation = None
         self._backend.channel.end()
         return False
 

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 import unicomm
-from unicomm.backends.ucx.library import why_not
 from unicomm.testing import run_ranks
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
 RANKS = 3
 #: Elements of a part: the most that travels in a slot (128 KiB), one more, and far more.
 COUNTS = [1 << 15, (1 << 15) + 1, 1 << 19]
@@ -20,7 +18,7 @@ SUM = unicomm.ReduceOp.SUM
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("hints", [{}, {"hosts": "a,b,b"}, {"hosts": "b,a,b"}])
 def test_every_part_arrives(async_op, hints):
-    backend = "auto" if hints else "ucx"
+    backend = "auto" if hints else "tcp"
 
     def program(comm):
         me = comm.get_rank()
@@ -60,7 +58,7 @@ def test_two_ranks(count, hints):
             comm.reduce_scatter_single(part, parts, SUM, False)
             assert torch.equal(part, both.chunk(2)[me])
 
-    run_ranks(program, 2, backend="auto" if hints else "ucx", hints=hints)
+    run_ranks(program, 2, backend="auto" if hints else "tcp", hints=hints)
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -71,6 +69,21 @@ def test_tensors_are_let_go(async_op, hints):
         comm.all_to_all_single(got, parts, async_op).wait()
         return weakref.ref(got), weakref.ref(parts), comm
 
-    told = run_ranks(program, RANKS, backend="auto" if hints else "ucx", hints=hints)
+    told = run_ranks(program, RANKS, backend="auto" if hints else "tcp", hints=hints)
     gc.collect()
     assert [(got(), parts()) for got, parts, _ in told] == [(None, None)] * RANKS
+
+
+@pytest.mark.parametrize("backend", ["tcp", "ucx"])
+@pytest.mark.parametrize(("given", "expected"), [(50_000, 25_000), (25_000, 50_000), (1 << 21, 1 << 20)])
+def test_a_broadcast_of_other_sizes_where_calls_are_not_compared(backend, given, expected):
+    """No rank takes a part of it for all."""
+
+    def program(comm):
+        x = torch.full((given if comm.get_rank() == 0 else expected,), float(comm.get_rank()))
+        comm.broadcast(x, 0, False)
+        comm.barrier(False)
+        raise AssertionError(f"rank {comm.get_rank()} has {x.unique().tolist()}")
+
+    with pytest.raises(unicomm.CommError):
+        run_ranks(program, 3, backend=backend, timeout=2, hints={"check_mismatch": False})

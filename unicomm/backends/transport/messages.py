@@ -1,4 +1,4 @@
-"""Messages over UCX that complete one by one. Each is one request of UCX; none has a thread."""
+"""Messages over a transport that complete one by one. None has a thread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from unicomm.comms.operations.call import Message
 _SLICE = 1.0  # seconds of waiting, after which the ranks' wishes for more time are looked at
 
 
-def start(running: _core.UcxMessages, number: int, message: Message) -> None:
-    """Gives a message to UCX under a number of the caller's."""
+def start(running: _core.TransportMessages, number: int, message: Message) -> None:
+    """Gives a message to the transport under a number of the caller's."""
     send, peer, tensor, tag = message
     running.add(number, send, peer, tensor.data_ptr(), tensor.nbytes, tag)
 
 
-class UcxExchange(OutOfBandExchange):
+class TransportExchange(OutOfBandExchange):
     """Attributes:
     messages: those that are under way, by their number.
     """
@@ -27,14 +27,14 @@ class UcxExchange(OutOfBandExchange):
     def __init__(
         self,
         backend: OutOfBandBackend,
-        worker: _core.UcxWorker,
+        transport: _core.Transport,
         check_size: Callable[[Message, int, int], None],
     ) -> None:
         """`check_size` takes a message that is over, its peer and its bytes; raises if they differ."""
         super().__init__(backend)
         self.messages: dict[int, Message] = {}
-        self._worker, self._check_size = worker, check_size
-        self._native = _core.UcxMessages(worker)
+        self._transport, self._check_size = transport, check_size
+        self._native = _core.TransportMessages(transport)
         self._interrupted = False
 
     def _start(self, number: int, message: Message) -> None:
@@ -67,4 +67,4 @@ class UcxExchange(OutOfBandExchange):
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._worker.rouse()
+        self._transport.rouse()

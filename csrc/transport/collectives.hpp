@@ -1,4 +1,4 @@
-// Collectives over a worker's messages. All wait until they are over, or until the worker is stopped.
+// Collectives over a transport's messages. All wait until they are over, or until the transport is stopped.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -6,9 +6,9 @@
 
 #include "operations/dtype.hpp"
 #include "operations/reduction.hpp"
-#include "ucx/worker.hpp"
+#include "transport/transport.hpp"
 
-namespace unicomm::ucx {
+namespace unicomm::transport {
 
 struct Piece {
     const char* data = nullptr;
@@ -17,7 +17,7 @@ struct Piece {
 
 // The first step of every collective: each rank sends every other one a slot with what it calls, and with its
 // data if they are few. So small collectives need one message each way. Its `members` are all ranks of the
-// worker, or some; they are numbered in their order, and wherever a member is meant, that number is.
+// transport, or some; they are numbered in their order, and wherever a member is meant, that number is.
 class Slots {
   public:
     static constexpr size_t kHead = 64;
@@ -40,15 +40,15 @@ class Slots {
         return std::min(most_for_each(size), kMostOfHost);
     }
 
-    explicit Slots(std::shared_ptr<Worker> worker);
+    explicit Slots(std::shared_ptr<Transport> transport);
     // `room`: bytes of a slot. This rank is among the `members`.
-    Slots(std::shared_ptr<Worker> worker, std::vector<int> members, size_t room);
+    Slots(std::shared_ptr<Transport> transport, std::vector<int> members, size_t room);
 
     // Exchanges heads of `kHead` bytes and data.
     Ended gather(const char* head, const void* data, size_t bytes);
-    // The same for a caller that waits by itself, with the worker, until `arrived`. The data of each slot are
-    // `first` and then the piece for that member, which must fit into it; this rank's own piece goes to its
-    // slot. Throw Failure.
+    // The same for a caller that waits by itself, with the transport, until `arrived`. The data of each slot
+    // are `first` and then the piece for that member, which must fit into it; this rank's own piece goes to
+    // its slot. Throw Failure.
     void start(const char* head, Piece first, const std::vector<Piece>& pieces);
     void start_same(const char* head, Piece first, Piece for_all);
     bool arrived();
@@ -68,11 +68,11 @@ class Slots {
     size_t write(char* to, const char* head, Piece first, Piece piece) const;
     void receive_all();
 
-    std::shared_ptr<Worker> worker_;
+    std::shared_ptr<Transport> transport_;
     const std::vector<int> members_;
     const size_t room_;
     int me_ = 0;
-    char* memory_ = nullptr;    // held by the worker
+    char* memory_ = nullptr;    // held by the transport
     char* outgoing_ = nullptr;  // the same; for slots that differ, made when there are some
     std::vector<size_t> lengths_;
     std::vector<Request*> receives_, sends_;  // under way
@@ -81,23 +81,35 @@ class Slots {
 // The requests of a collective.
 class Group {
   public:
-    explicit Group(Worker& worker) : worker_(worker) {}
-    void add(Request* request) { requests_.push_back(request); }
+    explicit Group(Transport& transport) : transport_(transport) {}
+    void add_send(Request* request) { requests_.push_back({request, 0}); }
+    void add_receive(Request* request, size_t bytes) { requests_.push_back({request, bytes}); }
+    // Throws a Failure if a message was not as long as its receive.
     bool over() {
-        while (!requests_.empty() && requests_.back()->done) {
-            worker_.release(requests_.back());
+        while (!requests_.empty() && requests_.back().request->done) {
+            const auto [request, bytes] = requests_.back();
+            if (!request->send) check_length(*request, bytes);
+            transport_.release(request);
             requests_.pop_back();
         }
         return requests_.empty();
     }
+    static void check_length(const Request& request, size_t bytes) {
+        if (request.cut || request.length != bytes) throw Failure("a part of another size");
+    }
 
   private:
-    Worker& worker_;
-    std::vector<Request*> requests_;
+    struct Expected {
+        Request* request;
+        size_t bytes;
+    };
+
+    Transport& transport_;
+    std::vector<Expected> requests_;
 };
 
 // Exchanges a message with every rank: UCX connects with the first one.
-Ended greet(Worker& worker, uint64_t deadline);
+Ended greet(Transport& transport, uint64_t deadline);
 
 struct Share {
     char* data = nullptr;
@@ -116,9 +128,9 @@ struct Reduction {
     std::vector<int> from;      // ranks whose folded share comes back, into `shares`
     size_t chunk = 0;           // bytes, a multiple of 16
 };
-Ended reduce(Worker& worker, const Reduction& reduction);
+Ended reduce(Transport& transport, const Reduction& reduction);
 
 // The root gives each other rank a share, chunk by chunk, and each passes its own on to the others.
-Ended broadcast(Worker& worker, char* data, size_t bytes, int root, size_t chunk);
+Ended broadcast(Transport& transport, char* data, size_t bytes, int root, size_t chunk);
 
-}  // namespace unicomm::ucx
+}  // namespace unicomm::transport

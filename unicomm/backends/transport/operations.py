@@ -1,21 +1,23 @@
-"""The operations of UCX, over one native worker (csrc/ucx).
+"""Operations of ranks that share no memory, over one native transport (csrc/transport).
 
 Every collective begins with the exchange of slots, by which the ranks compare what they call; few data
-travel along (csrc/ucx/collectives.hpp), so a small collective is one message each way. Larger reductions and
-broadcasts run in chunks in the native core. Everything else is composed of messages
+travel along (csrc/transport/collectives.hpp), so a small collective is one message each way. Larger
+reductions and broadcasts run in chunks in the native core. Everything else is composed of messages
 (comms/execution/composed/completion.py), all of which are under way at once.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from unicomm import _core
 from unicomm._core import FaultCode
+from unicomm.backends.bootstrap import addresses
 from unicomm.backends.out_of_band import (
     COMPARE,
     OutOfBandBackend,
@@ -24,21 +26,23 @@ from unicomm.backends.out_of_band import (
     checks_signatures,
     frame_of,
 )
-from unicomm.comms.backend import Exchange, HasFastPath, OpensExchange, Setup
+from unicomm.comms.backend import Exchange, HasFastPath, OpensExchange, Reconfigures, Setup
 from unicomm.comms.failures.faults import SIZES, Claim, Fault
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
 
-from .messages import UcxExchange, start
+from .messages import TransportExchange, start
 from .native_call import has_native_form, input_bytes, run_native
 from .supervisor import Supervisor
 
+_log = logging.getLogger("unicomm")
+_LEAVE = 2.0  # seconds in which the system takes what was sent, when the communicator is closed
 _CHUNK = 1 << 18  # bytes of a share that are folded, or passed on, at once
 _MOST_CHUNKS = 256  # of a share; larger ones have larger chunks
 _FOREVER = 1e12
 _COMMON = 40  # bytes of a slot's head that all ranks have in common
 _FACTOR = struct.Struct("<d16x")  # what follows them
-kept: list[object] = []  # memory that UCX may still touch, of communicators that it did not let go of
+kept: list[object] = []  # memory that may still be touched, of communicators whose end took too long
 
 #: Collectives that Python code runs whose data, if they are few, travel in the slots.
 _IN_SLOTS = frozenset(
@@ -50,37 +54,68 @@ _MOST_OF_ROOTED = 4096  # bytes of the others that travel in slots
 _MOST_AS_TREE = 16384  # bytes of a broadcast that is a tree of messages
 
 
-class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
-    """The part of `UcxBackend` that runs operations."""
+class TransportBackend(OutOfBandBackend, OpensExchange, HasFastPath, Reconfigures):
+    """A backend whose messages a native transport moves.
 
-    def __init__(self, setup: Setup, worker: _core.UcxWorker, sockets: Sockets) -> None:
-        self.worker = worker
+    Attributes:
+        transport: the engine, with its connections.
+        supervisor: of the fast path.
+    """
+
+    receives_from_any = overlaps = True
+
+    def __init__(self, setup: Setup, transport: _core.Transport, sockets: Sockets) -> None:
+        """`sockets`: those on which the ranks tell each other of failures."""
+        self.transport = transport
         self._rank, self._size = setup.rank, setup.size
-        self._most_in_slot = _core.ucx_most_in_slot(setup.size)
+        self._most_in_slot = _core.most_in_slot(setup.size)
         self._dropped = False
         self._memory: object = ()  # of the operation that runs
         compares = checks_signatures(setup) and setup.size > 1
-        self._slots = SlotCheck(worker, setup.rank, setup.size) if compares else None
+        self._slots = SlotCheck(transport, setup.rank, setup.size) if compares else None
         super().__init__(setup, [sockets], self._slots)
-        self.supervisor = Supervisor(self, compares)
+        try:
+            self.supervisor = Supervisor(self, compares)
+        except BaseException:  # without descriptors
+            super().close()  # so that others hear of it
+            raise
 
-    def _use(self, worker: _core.UcxWorker) -> None:
-        """Takes another worker before the ranks are connected."""
+    @classmethod
+    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
+        return addresses.reachable_at(hints["interface"], hints["hostname"])
+
+    def _use(self, transport: _core.Transport) -> None:
+        """Takes another transport before the ranks are connected."""
         self._drop()
-        self.worker, self._dropped = worker, False
+        self.transport, self._dropped = transport, False
         if self._slots is not None:
-            self._slots.worker = worker
+            self._slots.transport = transport
         self.supervisor = Supervisor(self, self._slots is not None)
 
+    def close(self) -> None:
+        if self.channel.fault is None and not self._dropped:
+            try:
+                self.transport.flush(_LEAVE)
+            except RuntimeError as error:  # of a connection to a rank that has left already
+                _log.debug("communicator '%s' at its end: %s", self.name, error)
+        self.supervisor.native.close()
+        super().close()
+        self._drop()
+
+    def forget(self) -> None:
+        self.transport.forget()
+        self.supervisor.native.close()
+        super().forget()
+
     def _interrupt(self) -> None:
-        self.worker.stop()
+        self.transport.stop()
         super()._interrupt()
 
     def _drop(self) -> None:
         if not self._dropped:
             self._dropped = True
-            if not self.worker.drop():
-                kept.append((self.worker, self._memory))
+            if not self.transport.drop():
+                kept.append((self.transport, self._memory))
 
     # --- the fast path -----------------------------------------------------------------------------------
 
@@ -106,16 +141,22 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
         self.supervisor.native.wait_idle()
         # Receives first: what arrives then has its place.
         ordered = sorted(messages, key=lambda m: m.send)
-        with self._in_messages(ordered, timeout, COMPARE):
+        with self._in_messages(ordered, timeout, COMPARE) as awaits:
             self._memory = ordered
-            running = _core.UcxMessages(self.worker)
+            running = _core.TransportMessages(self.transport)
             for number, message in enumerate(ordered):
                 start(running, number, message)
-            over = running.wait(_FOREVER, True)
-            if over is None:
-                raise RuntimeError("the communicator has ended")
+            under_way, over = dict(enumerate(awaits)), []
+            while under_way:
+                finished = running.wait(_FOREVER, False)
+                if finished is None:
+                    raise RuntimeError("the communicator has ended")
+                for number, _, _ in finished:  # others that ask where this rank is do not hear of it any more
+                    awaits.remove(under_way.pop(number))
+                over += finished
             for number, peer, length in over:
                 self.check_size(ordered[number], peer, length)
+            self.keep()
 
     def check_size(self, message: Message, peer: int, length: int) -> None:
         """Raises on all ranks if a receive got a message of another size."""
@@ -133,7 +174,7 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
 
     def open_exchange(self) -> Exchange:
         self.supervisor.native.wait_idle()
-        opened = UcxExchange(self, self.worker, self.check_size)
+        opened = TransportExchange(self, self.transport, self.check_size)
         self._memory = opened.messages
         return opened
 
@@ -142,6 +183,7 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
     def collective(self, call: Call, run: Callable[[], None]) -> None:
         native = self.supervisor.native
         if self._runs_natively(call):
+            native.wait_idle()  # of another thread: after a fault the transport is closed, which it may use
             self.check_fault()
             self.keep(*call.inputs, *call.outputs)
             fault = run_native(native, call)
@@ -166,7 +208,7 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
         self.keep()
 
     def keep(self, *tensors: torch.Tensor) -> None:
-        """Keeps tensors of the operation that runs: UCX may touch them after it has failed."""
+        """Keeps tensors of the operation that runs, which may be touched after it has failed."""
         self._memory = tensors
 
     def _runs_natively(self, call: Call) -> bool:
@@ -203,13 +245,13 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
 
     def _take(self, call: Call) -> None:
         """Writes the outputs of a call whose data travelled in the slots."""
-        worker, rank = self.worker, self._rank
+        transport, rank = self.transport, self._rank
         if call.op is not None:
             if call.root in (-1, rank):
                 out, all_bytes = call.outputs[0], call.inputs[0].nbytes
                 at = rank * out.nbytes if call.name == "reduce_scatter_single" else 0
                 place = out.data_ptr(), out.nbytes, at, all_bytes
-                worker.fold_slots(*place, call.dtype_code, call.op.code, self._slots_factors(call))
+                transport.fold_slots(*place, call.dtype_code, call.op.code, self._slots_factors(call))
         elif call.outputs:
             outputs = call.outputs
             if len(outputs) == 1:  # one tensor with all parts
@@ -218,12 +260,14 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
             else:
                 places = [(t.data_ptr(), t.nbytes) for t in outputs]
             for source, (address, nbytes) in enumerate(places):
-                worker.take_slot(source, address, nbytes, 0, nbytes)
+                transport.take_slot(source, address, nbytes, 0, nbytes)
 
     def _slots_factors(self, call: Call) -> list[float]:
-        assert self._slots is not None
         assert call.op is not None
-        return self._slots.factors() if call.op.type == RedOpType.PREMUL_SUM else []
+        if call.op.type != RedOpType.PREMUL_SUM:
+            return []
+        assert self._slots is not None  # else the operation is composed
+        return self._slots.factors()
 
     def runs(self, call: Call) -> bool:
         if self._size == 1:
@@ -240,7 +284,7 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
     def _broadcast(self, call: Call) -> None:
         data = call.outputs[0]
         share = data.nbytes // (self._size - 1)
-        self.worker.broadcast(data.data_ptr(), data.nbytes, call.root, _chunk(share))
+        self.transport.broadcast(data.data_ptr(), data.nbytes, call.root, _chunk(share))
 
     def _all_reduce(self, call: Call) -> None:
         flat = call.outputs[0].detach().reshape(-1)
@@ -277,7 +321,7 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
         assert call.op is not None
         self._memory = [*call.inputs, *call.outputs, *shares, out]
         largest = max(share.nbytes for share in shares)
-        self.worker.reduce(
+        self.transport.reduce(
             [(share.data_ptr(), share.nbytes) for share in shares],
             out.data_ptr(),
             call.dtype_code,
@@ -290,11 +334,11 @@ class Operations(OutOfBandBackend, OpensExchange, HasFastPath):
 
 
 class SlotCheck(SignatureCheck):
-    """A comparison of signatures by the worker's slots, which may carry data of the call as well."""
+    """A comparison of signatures by the transport's slots, which may carry data of the call as well."""
 
-    def __init__(self, worker: _core.UcxWorker, rank: int, size: int) -> None:
+    def __init__(self, transport: _core.Transport, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self.worker = worker
+        self.transport = transport
 
     def check(self, call: Call, number: int) -> None:
         self.check_with(call, number, (0, 0))
@@ -305,22 +349,22 @@ class SlotCheck(SignatureCheck):
         head = frame_of(call, number)
         if call.op is not None and call.op.factor is not None:
             head = head[:_COMMON] + _FACTOR.pack(call.op.factor)
-        if not self.worker.gather(head, *given):
+        if not self.transport.gather(head, *given):
             self.compare_last()
 
     def compare_last(self) -> None:
         """Raises `MismatchError` if the ranks' slots differ."""
         zeros = bytes(_FACTOR.size)
-        self.compare([self.worker.slot_head(r)[:_COMMON] + zeros for r in range(self._size)])
+        self.compare([self.transport.slot_head(r)[:_COMMON] + zeros for r in range(self._size)])
 
     def factors(self) -> list[float]:
         """Returns the factor of every rank, after a comparison of a PREMUL_SUM."""
-        return [_FACTOR.unpack(self.worker.slot_head(r)[_COMMON:])[0] for r in range(self._size)]
+        return [_FACTOR.unpack(self.transport.slot_head(r)[_COMMON:])[0] for r in range(self._size)]
 
     def all_gather(self, mine: bytes) -> list[bytes]:
         kept = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        self.worker.gather(bytes(_COMMON + _FACTOR.size), kept.data_ptr(), len(mine))
-        return [self.worker.slot_data(r) for r in range(self._size)]
+        self.transport.gather(bytes(_COMMON + _FACTOR.size), kept.data_ptr(), len(mine))
+        return [self.transport.slot_data(r) for r in range(self._size)]
 
 
 def _folds(call: Call) -> bool:

@@ -3,18 +3,13 @@
 import threading
 import time
 
-import pytest
-
 from unicomm import AbortedError, Communicator, WorkStatus
 from unicomm.backends.out_of_band.fault_channel import FaultChannel
-from unicomm.backends.ucx.library import why_not
 from unicomm.comms.failures.faults import Fault
 from unicomm.testing import run_ranks
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
 
-
-def test_a_fault_that_is_being_read(monkeypatch, raised):
+def test_a_fault_that_is_being_read(backend, monkeypatch, raised):
     """Rank 1 calls the barrier when it has rank 0's data, and is just reading that rank 0 has aborted."""
     reading, go_on = threading.Event(), threading.Event()
     hear = FaultChannel._hear
@@ -41,4 +36,4 @@ def test_a_fault_that_is_being_read(monkeypatch, raised):
             error = raised(comm.barrier, False)
             assert (type(error), error.culprits) == (AbortedError, (0,))
 
-    run_ranks(program, 2, backend="ucx", timeout=60)
+    run_ranks(program, 2, backend=backend, timeout=60)

@@ -1,13 +1,13 @@
-// Messages that complete one by one, each of which is one request of UCX.
-#include "ucx/messages.hpp"
+// Messages that complete one by one, each of which is one request.
+#include "transport/messages.hpp"
 
 #include <utility>
 
-namespace unicomm::ucx {
+namespace unicomm::transport {
 
 void Messages::add(int number, bool send, int peer, void* data, size_t bytes, uint32_t tag) {
-    Request* request = send ? worker_->send(peer, data, bytes, Kind::kMessage, tag)
-                            : worker_->receive(peer, data, bytes, Kind::kMessage, tag);
+    Request* request = send ? transport_->send(peer, data, bytes, Kind::kMessage, tag)
+                            : transport_->receive(peer, data, bytes, Kind::kMessage, tag);
     entries_.push_back({number, request});
 }
 
@@ -19,7 +19,7 @@ void Messages::collect() {
             continue;
         }
         finished_.push_back({entry.number, entry.request->peer, entry.request->length});
-        worker_->release(entry.request);
+        transport_->release(entry.request);
     }
     entries_.resize(left);
 }
@@ -27,15 +27,15 @@ void Messages::collect() {
 Ended Messages::wait(uint64_t deadline, bool all, bool rousable) {
     auto done = [&] {
         collect();
-        return entries_.empty() ? worker_->flushed() : !all && !finished_.empty();
+        return entries_.empty() ? transport_->flushed() : !all && !finished_.empty();
     };
-    return worker_->wait(done, deadline, rousable);
+    return transport_->wait(done, deadline, rousable);
 }
 
 std::vector<Finished> Messages::take() {
     // A wait that was roused, or had no time left, may have ended before the flush.
-    if (entries_.empty() && !worker_->flushed()) return {};
+    if (entries_.empty() && !transport_->flushed()) return {};
     return std::exchange(finished_, {});
 }
 
-}  // namespace unicomm::ucx
+}  // namespace unicomm::transport

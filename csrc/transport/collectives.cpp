@@ -1,5 +1,5 @@
-// Collectives over a worker's messages.
-#include "ucx/collectives.hpp"
+// Collectives over a transport's messages.
+#include "transport/collectives.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,7 @@
 
 #include "reduce/fold.hpp"
 
-namespace unicomm::ucx {
+namespace unicomm::transport {
 namespace {
 
 constexpr uint64_t kForever = ~uint64_t{0};
@@ -25,23 +25,23 @@ std::vector<int> all_ranks(int size) {
 }
 
 // Waits for the requests, then until all that was sent has left.
-Ended finish(Worker& worker, Group& group) {
-    Ended ended = worker.wait([&] { return group.over(); }, kForever);
+Ended finish(Transport& transport, Group& group) {
+    Ended ended = transport.wait([&] { return group.over(); }, kForever);
     if (ended != Ended::kDone) return ended;
-    if ((ended = worker.flush(kForever)) == Ended::kDone) worker.let_go();
+    if ((ended = transport.flush(kForever)) == Ended::kDone) transport.let_go();
     return ended;
 }
 
 }  // namespace
 
-Slots::Slots(std::shared_ptr<Worker> worker)
-    : Slots(worker, all_ranks(worker->size()),
-            std::max(most(worker->size()), most_for_each(worker->size()))) {}
+Slots::Slots(std::shared_ptr<Transport> transport)
+    : Slots(transport, all_ranks(transport->size()),
+            std::max(most(transport->size()), most_for_each(transport->size()))) {}
 
-Slots::Slots(std::shared_ptr<Worker> worker, std::vector<int> members, size_t room)
-    : worker_(std::move(worker)), members_(std::move(members)), room_(room), lengths_(members_.size()) {
-    me_ = int(std::find(members_.begin(), members_.end(), worker_->rank()) - members_.begin());
-    memory_ = worker_->hold_always(members_.size() * (kHead + room_));
+Slots::Slots(std::shared_ptr<Transport> transport, std::vector<int> members, size_t room)
+    : transport_(std::move(transport)), members_(std::move(members)), room_(room), lengths_(members_.size()) {
+    me_ = int(std::find(members_.begin(), members_.end(), transport_->rank()) - members_.begin());
+    memory_ = transport_->hold_always(members_.size() * (kHead + room_));
 }
 
 size_t Slots::write(char* to, const char* head, Piece first, Piece piece) const {
@@ -57,7 +57,7 @@ void Slots::receive_all() {
     sends_.clear();
     for (int step = 1; step < size(); ++step) {
         const size_t from = size_t((me_ - step + size()) % size());
-        receives_[from] = worker_->receive(members_[from], slot(int(from)), kHead + room_, Kind::kSlot);
+        receives_[from] = transport_->receive(members_[from], slot(int(from)), kHead + room_, Kind::kSlot);
     }
 }
 
@@ -66,19 +66,19 @@ void Slots::start_same(const char* head, Piece first, Piece for_all) {
     const size_t length = lengths_[size_t(me_)] = write(slot(me_), head, first, for_all);
     for (int step = 1; step < size(); ++step) {
         const int to = members_[size_t((me_ + step) % size())];
-        sends_.push_back(worker_->send(to, slot(me_), length, Kind::kSlot));
+        sends_.push_back(transport_->send(to, slot(me_), length, Kind::kSlot));
     }
 }
 
 void Slots::start(const char* head, Piece first, const std::vector<Piece>& pieces) {
-    if (outgoing_ == nullptr) outgoing_ = worker_->hold_always(members_.size() * (kHead + room_));
+    if (outgoing_ == nullptr) outgoing_ = transport_->hold_always(members_.size() * (kHead + room_));
     receive_all();
     lengths_[size_t(me_)] = write(slot(me_), head, first, pieces[size_t(me_)]);
     for (int step = 1; step < size(); ++step) {
         const size_t to = size_t((me_ + step) % size());
         char* const place = outgoing_ + to * (kHead + room_);
         sends_.push_back(
-            worker_->send(members_[to], place, write(place, head, first, pieces[to]), Kind::kSlot));
+            transport_->send(members_[to], place, write(place, head, first, pieces[to]), Kind::kSlot));
     }
 }
 
@@ -87,12 +87,12 @@ bool Slots::arrived() {
         Request*& request = receives_[member];
         if (request == nullptr) continue;
         if (!request->done) return false;
-        if (request->status < 0 || request->length < kHead) throw Failure("not a slot");
+        if (request->cut || request->length < kHead) throw Failure("not a slot");
         lengths_[member] = request->length;
-        worker_->release(std::exchange(request, nullptr));
+        transport_->release(std::exchange(request, nullptr));
     }
     while (!sends_.empty() && sends_.back()->done) {
-        worker_->release(sends_.back());
+        transport_->release(sends_.back());
         sends_.pop_back();
     }
     return sends_.empty();
@@ -100,8 +100,8 @@ bool Slots::arrived() {
 
 Ended Slots::gather(const char* head, const void* data, size_t bytes) {
     start_same(head, {}, {static_cast<const char*>(data), bytes});
-    const Ended ended = worker_->wait([this] { return arrived(); }, kForever);
-    return ended == Ended::kDone ? worker_->flush(kForever) : ended;
+    const Ended ended = transport_->wait([this] { return arrived(); }, kForever);
+    return ended == Ended::kDone ? transport_->flush(kForever) : ended;
 }
 
 bool Slots::alike() const {
@@ -111,51 +111,59 @@ bool Slots::alike() const {
     return true;
 }
 
-Ended greet(Worker& worker, uint64_t deadline) {
-    char* const memory = worker.hold_always(size_t(worker.size()) + 1);
+Ended greet(Transport& transport, uint64_t deadline) {
+    char* const memory = transport.hold_always(size_t(transport.size()) + 1);
     // A rank answers others that still connect only while it calls UCX. So it leaves when all others have
     // told it, by a second message, that they got everybody's first one.
     for (int round = 0; round < 2; ++round) {
-        Group group(worker);
-        for (int peer = 0; peer < worker.size(); ++peer) {
-            if (peer == worker.rank()) continue;
-            group.add(worker.receive(peer, memory + peer, 1, Kind::kHello, uint32_t(round)));
-            group.add(worker.send(peer, memory + worker.size(), 1, Kind::kHello, uint32_t(round)));
+        Group group(transport);
+        for (int peer = 0; peer < transport.size(); ++peer) {
+            if (peer == transport.rank()) continue;
+            group.add_receive(transport.receive(peer, memory + peer, 1, Kind::kHello, uint32_t(round)), 1);
+            group.add_send(transport.send(peer, memory + transport.size(), 1, Kind::kHello, uint32_t(round)));
         }
-        const Ended ended = worker.wait([&] { return group.over(); }, deadline);
+        const Ended ended = transport.wait([&] { return group.over(); }, deadline);
         if (ended != Ended::kDone) return ended;
     }
-    return worker.flush(deadline);
+    return transport.flush(deadline);
 }
 
-Ended reduce(Worker& worker, const Reduction& r) {
-    const int size = worker.size(), me = worker.rank();
+// Of the chunks of a collective: where ranks do not compare their calls, those of one of another size go to
+// no receive here, though each chunk may be as long as one of ours.
+static uint32_t tag_of(size_t bytes) { return uint32_t(bytes ^ bytes >> 32); }
+
+Ended reduce(Transport& transport, const Reduction& r) {
+    const int size = transport.size(), me = transport.rank();
     const size_t own = r.shares[size_t(me)].bytes, chunks = count_of(own, r.chunk);
     const size_t ahead = std::min(chunks, kWindow), element = size_t(dtype_bytes(r.dtype));
-    char* const scratch = worker.hold(std::max<size_t>(1, size_t(size) * ahead * std::min(own, r.chunk)));
+    char* const scratch = transport.hold(std::max<size_t>(1, size_t(size) * ahead * std::min(own, r.chunk)));
     const size_t place = std::min(own, r.chunk);
     auto at = [&](int rank, size_t chunk) {
         return scratch + (size_t(rank) * ahead + chunk % ahead) * place;
     };
     auto length = [&](size_t bytes, size_t chunk) { return std::min(r.chunk, bytes - chunk * r.chunk); };
+    size_t total = 0;
+    for (const Share& share : r.shares) total += share.bytes;
+    const uint32_t tag = tag_of(total);
 
     std::vector<Request*> receives(size_t(size) * std::max<size_t>(1, ahead), nullptr);
     auto expect = [&](size_t chunk) {
         for (int step = 1; step < size; ++step) {
             const int from = (me - step + size) % size;
             receives[size_t(from) * ahead + chunk % ahead] =
-                worker.receive(from, at(from, chunk), length(own, chunk), Kind::kShare);
+                transport.receive(from, at(from, chunk), length(own, chunk), Kind::kShare, tag);
         }
     };
     for (size_t chunk = 0; chunk < ahead; ++chunk) expect(chunk);
 
     // What comes back of another rank's share can only come when that rank has this one's.
-    Group others(worker);
+    Group others(transport);
     for (int from : r.from) {
         const Share& share = r.shares[size_t(from)];
         for (size_t chunk = 0; chunk < count_of(share.bytes, r.chunk); ++chunk) {
-            others.add(worker.receive(from, share.data + chunk * r.chunk, length(share.bytes, chunk),
-                                      Kind::kResult));
+            const size_t bytes = length(share.bytes, chunk);
+            others.add_receive(
+                transport.receive(from, share.data + chunk * r.chunk, bytes, Kind::kResult, tag), bytes);
         }
     }
 
@@ -172,12 +180,12 @@ Ended reduce(Worker& worker, const Reduction& r) {
             const Share& share = r.shares[size_t(to)];
             Outgoing& out = outgoing[size_t(to)];
             while (!out.under_way.empty() && out.under_way.front()->done) {
-                worker.release(out.under_way.front());
+                transport.release(out.under_way.front());
                 out.under_way.pop_front();
             }
             for (; out.under_way.size() < kWindow && out.next * r.chunk < share.bytes; ++out.next) {
-                out.under_way.push_back(worker.send(to, share.data + out.next * r.chunk,
-                                                    length(share.bytes, out.next), Kind::kShare));
+                out.under_way.push_back(transport.send(to, share.data + out.next * r.chunk,
+                                                       length(share.bytes, out.next), Kind::kShare, tag));
             }
             over &= out.under_way.empty();
         }
@@ -192,10 +200,8 @@ Ended reduce(Worker& worker, const Reduction& r) {
             if (next == me) continue;
             Request* request = receives[size_t(next) * ahead + folded % ahead];
             if (!request->done) return false;
-            if (request->status < 0 || request->length != length(own, folded)) {
-                throw Failure("a share of another size");
-            }
-            worker.release(request);
+            Group::check_length(*request, length(own, folded));
+            transport.release(request);
         }
         return true;
     };
@@ -208,12 +214,12 @@ Ended reduce(Worker& worker, const Reduction& r) {
                   r.factors.empty() ? nullptr : r.factors.data(), size)) {
             throw Failure("the reduction is not defined");  // checked before
         }
-        for (int to : r.to) others.add(worker.send(to, r.out + place, bytes, Kind::kResult));
+        for (int to : r.to) others.add_send(transport.send(to, r.out + place, bytes, Kind::kResult, tag));
         if (folded + ahead < chunks) expect(folded + ahead);
         ++folded;
         next = 0;
     };
-    Ended ended = worker.wait(
+    Ended ended = transport.wait(
         [&] {
             bool sent = send_shares();
             while (folded < chunks && chunk_is_there()) {
@@ -223,28 +229,30 @@ Ended reduce(Worker& worker, const Reduction& r) {
             return sent && folded == chunks;
         },
         kForever);
-    return ended == Ended::kDone ? finish(worker, others) : ended;
+    return ended == Ended::kDone ? finish(transport, others) : ended;
 }
 
-Ended broadcast(Worker& worker, char* data, size_t bytes, int root, size_t chunk) {
-    const int size = worker.size(), me = worker.rank();
+Ended broadcast(Transport& transport, char* data, size_t bytes, int root, size_t chunk) {
+    const int size = transport.size(), me = transport.rank();
     // A share for each rank but the root, in order of ranks after it, cut at whole chunks.
     const size_t all = count_of(bytes, chunk), parts = size_t(size - 1);
     auto first = [&](size_t part) { return all * part / parts; };
     auto rank_of = [&](size_t part) { return int((size_t(root) + 1 + part) % size_t(size)); };
     auto length = [&](size_t c) { return std::min(chunk, bytes - c * chunk); };
-    Group others(worker);
+    const uint32_t tag = tag_of(bytes);
+    Group others(transport);
     if (me == root) {
         // One chunk for each in turn, so that all have something to pass on.
         for (size_t i = 0; i < all; ++i) {
             for (size_t part = 0; part < parts; ++part) {
                 const size_t c = first(part) + i;
                 if (c >= first(part + 1)) continue;
-                others.add(worker.send(rank_of(part), data + c * chunk, length(c), Kind::kShare));
+                others.add_send(
+                    transport.send(rank_of(part), data + c * chunk, length(c), Kind::kShare, tag));
             }
             if (i > all / parts + 1) break;
         }
-        return finish(worker, others);
+        return finish(transport, others);
     }
     std::vector<Request*> own;
     size_t mine = 0;
@@ -252,25 +260,27 @@ Ended broadcast(Worker& worker, char* data, size_t bytes, int root, size_t chunk
         const bool is_own = rank_of(part) == me;
         if (is_own) mine = part;
         for (size_t c = first(part); c < first(part + 1); ++c) {
-            Request* request = worker.receive(is_own ? root : rank_of(part), data + c * chunk, length(c),
-                                              is_own ? Kind::kShare : Kind::kResult);
+            Request* request = transport.receive(is_own ? root : rank_of(part), data + c * chunk, length(c),
+                                                 is_own ? Kind::kShare : Kind::kResult, tag);
             if (is_own)
                 own.push_back(request);
             else
-                others.add(request);
+                others.add_receive(request, length(c));
         }
     }
     for (size_t c = first(mine); c < first(mine + 1); ++c) {
         Request* request = own[c - first(mine)];
-        Ended ended = worker.wait([&] { return request->done; }, kForever);
+        Ended ended = transport.wait([&] { return request->done; }, kForever);
         if (ended != Ended::kDone) return ended;
-        worker.release(request);
+        Group::check_length(*request, length(c));
+        transport.release(request);
         for (size_t part = 0; part < parts; ++part) {
             if (part != mine)
-                others.add(worker.send(rank_of(part), data + c * chunk, length(c), Kind::kResult));
+                others.add_send(
+                    transport.send(rank_of(part), data + c * chunk, length(c), Kind::kResult, tag));
         }
     }
-    return finish(worker, others);
+    return finish(transport, others);
 }
 
-}  // namespace unicomm::ucx
+}  // namespace unicomm::transport

@@ -7,7 +7,7 @@
 #include "shm/fast_operations.hpp"
 #include "shm/group.hpp"
 
-namespace unicomm::ucx {
+namespace unicomm::transport {
 
 class SupervisedOperations : public FastOperations {
   public:
@@ -56,4 +56,4 @@ class SupervisedOperations : public FastOperations {
     std::mutex running_;
 };
 
-}  // namespace unicomm::ucx
+}  // namespace unicomm::transport

@@ -1,4 +1,4 @@
-#include "ucx/fast.hpp"
+#include "transport/fast.hpp"
 
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -12,9 +12,9 @@
 #include "operations/opcode.hpp"
 #include "reduce/fold.hpp"
 #include "shm/dispatch.hpp"
-#include "ucx/messages.hpp"
+#include "transport/messages.hpp"
 
-namespace unicomm::ucx {
+namespace unicomm::transport {
 namespace {
 
 using shm::cuts_input;
@@ -64,9 +64,9 @@ class Fast::Running {
     bool supervised_ = false, failed_ = false;
 };
 
-Fast::Fast(std::shared_ptr<Worker> worker, Slots* slots, nb::object counts, nb::handle supervisor)
+Fast::Fast(std::shared_ptr<Transport> transport, Slots* slots, nb::object counts, nb::handle supervisor)
     : SupervisedOperations(supervisor),
-      worker_(std::move(worker)),
+      transport_(std::move(transport)),
       slots_(slots),
       counts_object_(std::move(counts)),
       counts_(nb::cast<Counts&>(counts_object_)) {}
@@ -103,6 +103,7 @@ void Fast::enter(uint32_t code) {
     ++counts_.entered;
     counts_.running = code;
     awaited_.clear();
+    over_.clear();
 }
 
 bool Fast::begins(const shm::Op& op, const Tensor& in) {
@@ -125,6 +126,7 @@ Fault Fast::run_alone(const shm::Op& op, const Tensor& in, const Tensor& out) {
 bool Fast::begins(const std::vector<shm::Message>& messages) {
     if (!usable()) return false;
     awaited_.clear();
+    over_.assign(messages.size(), false);
     for (const shm::Message& m : messages) {
         awaited_.emplace_back(m.peer, m.send, counts_.next(m.peer, m.send), int64_t(m.buffer.bytes));
     }
@@ -163,7 +165,8 @@ Ended Fast::waited(Running& running, const std::function<Ended(uint64_t)>& wait)
 
 Fault Fast::fault_of(Ended how) {
     if (how == Ended::kDone) return {};
-    if (how == Ended::kSignal) worker_->drop();  // before the exception gives the tensors back to the program
+    if (how == Ended::kSignal)
+        transport_->drop();  // before the exception gives the tensors back to the program
     return failed("the communicator has ended");
 }
 
@@ -190,7 +193,7 @@ Fault Fast::swap(Running& running, Slots& slots, const void* head, Piece first,
         slots.start(static_cast<const char*>(head), first, pieces);
     }
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
-        return worker_->wait([&] { return slots.arrived() && worker_->flushed(); }, limit);
+        return transport_->wait([&] { return slots.arrived() && transport_->flushed(); }, limit);
     }));
     return fault ? fault : given_up(running);
 }
@@ -198,8 +201,8 @@ Fault Fast::swap(Running& running, Slots& slots, const void* head, Piece first,
 // A rank that was stopped, here or before, may find the data of ranks that have given the operation up
 // since. The number stays: nothing else begins meanwhile.
 Fault Fast::given_up(const Running& running) {
-    // In this order: what is no longer unread is being read, and what was read has stopped the worker.
-    const bool looks = running.took_long() || told() || counts_.hearing || worker_->stopped();
+    // In this order: what is no longer unread is being read, and what was read has stopped the transport.
+    const bool looks = running.took_long() || told() || counts_.hearing || transport_->stopped();
     return looks && ask("given_up", counts_.entered) ? failed("it was given up") : Fault{};
 }
 
@@ -244,22 +247,22 @@ Fault Fast::trade(Running& running, const shm::Op& op, const Tensor& in, const T
     auto place = [&](int peer) {
         return reduces(code) ? slots_->room_of(peer) : to_all ? to : to + size_t(peer) * part;
     };
-    Group messages(*worker_);
+    Group messages(*transport_);
     // Receives first: what arrives then has its place.
     for (int step = 1; step < world(); ++step) {
         const int peer = (rank() + world() - step) % world();
         if (stays(peer) || (to_all && peer != op.root)) continue;
-        messages.add(worker_->receive(peer, place(peer), part, Kind::kShare));
+        messages.add_receive(transport_->receive(peer, place(peer), part, Kind::kShare), part);
     }
     for (int step = 1; step < world(); ++step) {
         const int peer = (rank() + step) % world();
         if (stays(peer) || (to_all && rank() != op.root)) continue;
-        messages.add(worker_->send(peer, from + size_t(peer) * stride, part, Kind::kShare));
+        messages.add_send(transport_->send(peer, from + size_t(peer) * stride, part, Kind::kShare));
     }
     const char* const own = from + size_t(rank()) * stride;
     if (!reduces(code) && !to_all && !stays(rank())) std::memcpy(place(rank()), own, part);
     Fault fault = fault_of(waited(running, [&](uint64_t limit) {
-        return worker_->wait([&] { return messages.over() && worker_->flushed(); }, limit);
+        return transport_->wait([&] { return messages.over() && transport_->flushed(); }, limit);
     }));
     if (!fault) fault = given_up(running);
     if (fault || !reduces(code)) return fault;
@@ -281,6 +284,23 @@ Fault Fast::swap_slots(Slots& slots, Piece first, const std::vector<Piece>& piec
     counts_.running = uint32_t(OpCode::kBarrier);
     return guarded(deadline_ns,
                    [&](Running& running) { return swap(running, slots, kNoHead, first, pieces); });
+}
+
+// Those that ask where this rank is do not hear of these messages any more.
+void Fast::note_over(const std::vector<Finished>& finished) {
+    with_end_of_python([&] {
+        nb::gil_scoped_acquire gil;
+        for (const Finished& f : finished) over_.at(size_t(f.number)) = true;
+    });
+    ask("completed");
+}
+
+std::vector<Fast::Awaited> Fast::awaited() const {
+    std::vector<Awaited> left;
+    for (size_t i = 0; i < awaited_.size(); ++i) {
+        if (!over_[i]) left.push_back(awaited_[i]);
+    }
+    return left;
 }
 
 const char* Fast::slot_of(int rank, size_t bytes) const {
@@ -306,7 +326,7 @@ void Fast::take(const shm::Op& op, const Tensor& in, const Tensor& out) {
 
 Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadline_ns) {
     return guarded(deadline_ns, [&](Running& running) -> Fault {
-        Messages under_way(worker_);
+        Messages under_way(transport_);
         // Receives first: what arrives then has its place.
         for (const bool send : {false, true}) {
             for (size_t i = 0; i < messages.size(); ++i) {
@@ -315,10 +335,20 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
                 under_way.add(int(i), send, m.peer, m.buffer.data, size_t(m.buffer.bytes), m.tag);
             }
         }
-        Fault fault =
-            fault_of(waited(running, [&](uint64_t limit) { return under_way.wait(limit, true, false); }));
-        if (fault) return fault;
-        for (const Finished& f : under_way.take()) {
+        std::vector<Finished> over;
+        auto wait = [&](uint64_t limit) {
+            for (;;) {
+                // In the moment all at once. Afterwards each one is noted, as others may ask what is lacking.
+                const Ended how = under_way.wait(limit, limit == running.moment(), false);
+                const std::vector<Finished> finished = under_way.take();
+                over.insert(over.end(), finished.begin(), finished.end());
+                if (how == Ended::kDone && over.size() == messages.size()) return how;
+                if (!finished.empty()) note_over(finished);
+                if (how != Ended::kDone) return how;
+            }
+        };
+        if (Fault fault = fault_of(waited(running, wait))) return fault;
+        for (const Finished& f : over) {
             const shm::Message& m = messages[size_t(f.number)];
             if (!m.send && f.length != m.buffer.bytes &&
                 ask("odd_size", f.peer, int64_t(m.buffer.bytes), int64_t(f.length))) {
@@ -329,4 +359,4 @@ Fault Fast::exchange(const std::vector<shm::Message>& messages, uint64_t deadlin
     });
 }
 
-}  // namespace unicomm::ucx
+}  // namespace unicomm::transport

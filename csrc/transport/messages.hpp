@@ -2,9 +2,9 @@
 #pragma once
 #include <vector>
 
-#include "ucx/worker.hpp"
+#include "transport/transport.hpp"
 
-namespace unicomm::ucx {
+namespace unicomm::transport {
 
 // A message that is over. `length`: its bytes, for a receive, which may be more than its memory has.
 struct Finished {
@@ -15,7 +15,7 @@ struct Finished {
 
 class Messages {
   public:
-    explicit Messages(std::shared_ptr<Worker> worker) : worker_(std::move(worker)) {}
+    explicit Messages(std::shared_ptr<Transport> transport) : transport_(std::move(transport)) {}
 
     // Begins a message, under a number of the caller's. `peer` may be `kAnyRank` for a receive.
     void add(int number, bool send, int peer, void* data, size_t bytes, uint32_t tag);
@@ -32,9 +32,9 @@ class Messages {
     };
     void collect();
 
-    std::shared_ptr<Worker> worker_;
+    std::shared_ptr<Transport> transport_;
     std::vector<Entry> entries_;
     std::vector<Finished> finished_;
 };
 
-}  // namespace unicomm::ucx
+}  // namespace unicomm::transport
