@@ -305,7 +305,10 @@ def test_a_file_gets_whole_frames(tmp_path):
 
 @pytest.mark.parametrize(
     ("dtype", "size"),
-    [("float32", 4), ("bfloat16", 2), ("float8_e4m3fn", 1), ("bool", 1), ("complex128", 16), ("", 1)],
+    [
+        *(("float32", 4), ("bfloat16", 2), ("float8_e4m3fn", 1), ("bool", 1), ("complex128", 16), ("", 1)),
+        *(("int4", 1), (f"int{10**20}", 1), ("int" + 5000 * "9", 1), ("int٣٢", 1)),
+    ],
 )
 def test_item_size(dtype, size):
     assert live.item_size(dtype) == size

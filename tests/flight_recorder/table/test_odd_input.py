@@ -28,6 +28,7 @@ from unicomm.flight_recorder.ring.reader import COMM, HEADER, Ring, RingError
 from unicomm.flight_recorder.table.load import load
 from unicomm.flight_recorder.texts import MOST_RANKS
 from unicomm.launch.cli import app
+from unicomm.profiler import TraceError, figures
 
 ODD = [
     "--5",
@@ -80,7 +81,11 @@ def dump(entries: int = 3) -> dict[str, object]:
 def reported(path: Path) -> str:
     """Everything that is made of the input."""
     report = analyze(load([path]))
-    return to_json(report) + to_markdown(report, verbose=True)
+    try:
+        measured = figures.to_json(figures.report([path]))
+    except TraceError:
+        measured = ""
+    return to_json(report) + to_markdown(report, verbose=True) + measured
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:12])
@@ -131,6 +136,18 @@ def test_peers_that_no_job_has(name, tmp_path):
     data["entries"][1] |= {"profiling_name": f"nccl:{name}", "is_p2p": True, "p2p_seq_id": 1}
     (tmp_path / "rank_of_nobody.json").write_text(json.dumps(data))
     reported(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int16777216" + 20 * "0", "int" + 5000 * "9", "int0"], ids=lambda name: name[:8]
+)
+def test_types_of_more_bits_than_any_has(dtype, tmp_path):
+    data = dump()
+    data["entries"][1] |= {"input_dtypes": [dtype], "input_sizes": [[2**62]]}
+    (tmp_path / "rank0.json").write_text(json.dumps(data))
+    assert '"error"' not in reported(tmp_path)
+    of_sums = next(o for o in figures.report([tmp_path]).operations if o.op == "all_reduce")
+    assert of_sums.bytes >= 2**62
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:12])

@@ -108,8 +108,8 @@ def dtype(name: str) -> str:
 
 def item_size(dtype: str) -> int:
     """Returns the bytes of one element of the type `dtype`, 1 if its name has no number of bits."""
-    digits = re.search(r"(?<=[a-z])\d+", dtype)
-    return int(digits.group()) // 8 if digits else 1
+    bits = re.search(r"(?<=[a-z])[0-9]{1,4}(?![0-9])", dtype)
+    return max(1, int(bits.group()) // 8) if bits else 1
 
 
 @lru_cache(4096)

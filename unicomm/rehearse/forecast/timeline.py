@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.formats.operation_names import OpKind, item_size
 from unicomm.flight_recorder.ring.reader import ASYNC
 from unicomm.flight_recorder.table.table import Table
 
@@ -53,19 +53,12 @@ class RankTime:
 def data_bytes(table: Table) -> list[float]:
     """Returns the bytes of each row: of the whole vector that the operation works on, as a rank sees it."""
     calls = table.calls
-    item = np.asarray([_item_size(name) for name in table.dtypes], float)
+    item = np.asarray([item_size(name) for name in table.dtypes], float)
     sent = calls.in_numel * item[calls.in_dtype]
     taken = calls.out_numel * item[calls.out_dtype]
     gathers = np.isin(np.asarray(table.ops, object)[calls.op].astype(str), _BY_OUTPUT)
     whole = np.where(gathers, np.maximum(taken, sent), np.where(sent > 0, sent, taken))
     return np.asarray(whole[table.call], float).tolist()  # type: ignore[no-any-return]
-
-
-def _item_size(dtype: str) -> int:
-    """Returns the bytes of an element, by the number of bits at the end of its type's name."""
-    name = dtype.partition("_")[0]
-    digits = name[len(name.rstrip("0123456789")) :]
-    return max(1, int(digits) // 8) if digits else 1
 
 
 class Timeline:
