@@ -362,6 +362,8 @@ Fault Group::all_to_all(const Op& op, const std::vector<Buffer>& ins, const std:
     }
     uint64_t longest = 0;
     for (const Buffer& p : ins) longest = std::max(longest, p.bytes);
+    // Without a check of the sizes all ranks cut alike, though parts may differ.
+    const uint64_t own_part = uint64_t(ins[size_t(rank_)].data - ins[0].data);
     ResultCopy result(world_, bytes_of(ins) + bytes_of(outs));
     for (uint64_t n = 0, rounds = 1; n < rounds; ++n) {
         bool direct = false;
@@ -381,7 +383,8 @@ Fault Group::all_to_all(const Op& op, const std::vector<Buffer>& ins, const std:
             int r = (rank_ + i) % world_;
             if (direct) {
                 const Buffer& whole = outs[size_t(r)];
-                if (Fault f = copy_offer(r, uint64_t(rank_) * whole.bytes, whole, result)) return f;
+                if (whole.bytes == 0) continue;  // an empty part has no address, and so no offset
+                if (Fault f = copy_offer(r, own_part, whole, result)) return f;
                 continue;
             }
             Buffer to = part(outs[size_t(r)], n, room);

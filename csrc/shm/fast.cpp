@@ -48,7 +48,7 @@ class FastPath : public FastCalls {
         uint8_t red = 0;
         if (!plain(async_op, hints, timeout_arg) || !read(tensor, true, t) || !reduction(op, t.dtype, red))
             return no();
-        return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
+        return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, true, tensor, tensor);
     }
 
     // The arguments of a process group: `tensors` is a list. True when it is done, None when it is done and
@@ -59,9 +59,10 @@ class FastPath : public FastCalls {
         bool by_torch = false;
         if (!PyList_CheckExact(tensors.ptr()) || list_size(tensors.ptr()) != 1) return no();
         if (blocked() || reader.observed() || !reader.plain(options, red, by_torch)) return no();
-        if (!read(list_item(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
-            return no();
-        nb::object result = run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false);
+        const nb::handle tensor = list_item(tensors.ptr(), 0);
+        if (!read(tensor, t) || !fold_defined(t.dtype, static_cast<Red>(red))) return no();
+        nb::object result =
+            run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false, tensor, tensor);
         return by_torch && result.ptr() == Py_True ? nb::none() : result;
     }
 
@@ -73,7 +74,7 @@ class FastPath : public FastCalls {
         long r = PyLong_AsLong(root.ptr());
         if (r == -1 && PyErr_Occurred()) PyErr_Clear();
         if (r < 0 || r >= b_.world()) return no();
-        return run(OpCode::kBroadcast, Red::kNone, static_cast<int>(r), t, t, t.numel);
+        return run(OpCode::kBroadcast, Red::kNone, static_cast<int>(r), t, t, t.numel, true, tensor, tensor);
     }
 
     nb::object barrier(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) {
@@ -99,7 +100,7 @@ class FastPath : public FastCalls {
             return no();
         if (!reduction(op, in.dtype, red)) return no();
         if (in.dtype != out.dtype || in.numel != out.numel * b_.world() || overlap(in, out)) return no();
-        return run(OpCode::kReduceScatterSingle, static_cast<Red>(red), -1, in, out, out.numel);
+        return run(OpCode::kReduceScatterSingle, static_cast<Red>(red), -1, in, out, out.numel, true, output, input);
     }
 
     nb::object all_to_all_single(nb::handle output, nb::handle input, nb::handle async_op, nb::handle hints,
@@ -251,7 +252,7 @@ class FastPath : public FastCalls {
         return r != Red::kPremulSum && fold_defined(dtype, r);
     }
 
-    // `output`, `input`: given if a failed operation may still touch them.
+    // `output`, `input`: a failed operation may still touch them.
     nb::object run(OpCode code, Red red, int root, const Tensor& in, const Tensor& out, int64_t count,
                    bool as_work = true, nb::handle output = nb::none(), nb::handle input = nb::none()) {
         // Locked before the sequence number is taken, while the GIL is held: numbers must follow the order of

@@ -92,6 +92,44 @@ def test_large_narrow_sums_are_rounded_once(run, layout, operation):
     run(program, layout)
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_in_memory_that_other_ranks_read(run, layout, operation):
+    """Such a tensor may come from any communicator. The shares of a host's ranks differ in size."""
+
+    def program(comm):
+        rank, size = comm.get_rank(), comm.get_size()
+        for dtype in (torch.float32, *NARROW):
+            for count in (50_000, 300_001):
+                heap = torch.from_numpy(_core.heap_allocate(count * size * dtype.itemsize)).view(dtype)
+                everyone = torch.arange(count * size, dtype=torch.int64)
+                x = heap if operation in ("reduce_scatter_single", "all_to_all_single") else heap[:count]
+                x.copy_((everyone[: len(x)] * 7 + rank) % 61)
+                inputs = [(everyone[: len(x)] * 7 + r) % 61 for r in range(size)]
+                mine = slice(rank * count, (rank + 1) * count)
+                if operation == "all_reduce":
+                    comm.all_reduce(x, SUM, False)
+                    got, expected = x, sum(inputs)
+                elif operation == "reduce_scatter_single":
+                    got = torch.empty(count, dtype=dtype)
+                    comm.reduce_scatter_single(got, x, SUM, False)
+                    expected = sum(inputs)[mine]
+                elif operation == "all_gather_single":
+                    got = torch.empty(count * size, dtype=dtype)
+                    comm.all_gather_single(got, x, False)
+                    expected = torch.cat(inputs)
+                elif operation == "all_to_all_single":
+                    got = torch.empty(count * size, dtype=dtype)
+                    comm.all_to_all_single(got, x, False)
+                    expected = torch.cat([one[mine] for one in inputs])
+                else:
+                    comm.broadcast(x, 1, False)
+                    got, expected = x, inputs[1]
+                assert torch.equal(got, expected.to(dtype)), (dtype, count)
+
+    run(program, layout)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_every_narrow_value_is_carried_as_it_is(run, isa, dtype):

@@ -205,13 +205,16 @@ class FaultChannel:
     def catch_up(self) -> None:
         """Returns when the channel's thread has read what other ranks have told by now."""
         end = time.monotonic() + ANSWER
-        look = select.poll()
-        for _, s in self.sockets():
-            look.register(s, select.POLLIN)
-        while look.poll(0) and self.fault is None and time.monotonic() < end:
+        while self._unread() and self.fault is None and time.monotonic() < end:
             time.sleep(_LOOK / 10)
         with self._lock:
             pass  # the thread has noted what it was reading
+
+    def _unread(self) -> bool:
+        look = select.poll()
+        for _, s in self.sockets():  # those of ranks that are gone stay readable
+            look.register(s, select.POLLIN)
+        return bool(look.poll(0))
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""
