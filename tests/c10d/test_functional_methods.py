@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import torch
 
 from tests.old_torch import not_with_old_torch
-from unicomm import Communicator, ReduceOp, functional, new_comm
+from unicomm import Communicator, InvalidArgumentError, ReduceOp, functional, new_comm
 from unicomm.c10d.functional import messages as functional_messages
 from unicomm.c10d.functional import methods as functional_methods
 from unicomm.c10d.functional.declare import TRACED
@@ -128,6 +129,28 @@ def test_what_a_graph_cannot_have_is_said(arguments, raised):
 
     with new_comm("fake", torch.device("cpu"), rank=0, size=N) as comm:
         assert "neither hints nor a timeout" in str(raised(traced, program, comm, torch.ones(2)))
+
+
+WRONG = {
+    "inputs of other sizes": lambda c, x: c.scatter(x.new_zeros(2), [x[:1], x[:3]], 0),
+    "too few inputs": lambda c, x: c.scatter(x.new_zeros(4), [x], 0),
+    "inputs of another type": lambda c, x: c.scatter(x.new_zeros(2), [x[:2], x[2:].int()], 0),
+    "no output at the root": lambda c, x: c.gather_single(None, x, 0),
+    "an output of another type": lambda c, x: c.all_gather_single(x.new_zeros(8, dtype=torch.int32), x),
+}
+
+
+@not_with_old_torch("has no custom operators that take process groups")
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_method_refuses_is_refused_in_a_graph(case, raised):
+    def program(comm, x):
+        WRONG[case](comm, x)
+        return x
+
+    with new_comm("fake", torch.device("cpu"), rank=0, size=N) as comm:
+        assert type(raised(program, comm, torch.ones(4))) is InvalidArgumentError
+        said = str(raised(traced, program, comm, torch.ones(4)))
+        assert re.search("the root has to|each input has to|the output is of", said), said
 
 
 @not_with_old_torch("has no custom operators that take process groups")

@@ -45,7 +45,7 @@ def test_every_reduction_timeout_and_mode(fast):
         bits = torch.tensor([1 + comm.get_rank()])
         group.allreduce([bits], options(dist.ReduceOp.BOR)).wait()
         assert bits.item() == 3
-        group.allreduce([x, bits], options(dist.ReduceOp.SUM)).wait()
+        group.allreduce_coalesced([x, bits], options(dist.ReduceOp.SUM)).wait()
         assert (x.tolist(), bits.item()) == ([6.0] * 3, 6)
 
     run_ranks(program, 2)
@@ -65,7 +65,7 @@ def test_the_fast_path_takes_plain_synchronous_calls():
             None,
         ):
             assert group.allreduce([x], general) is not DONE
-        assert group.allreduce([x, x], options(dist.ReduceOp.SUM)) is not DONE
+        assert group.allreduce_coalesced([x, x], options(dist.ReduceOp.SUM)) is not DONE
         assert group.allreduce((x,), options(dist.ReduceOp.SUM)) is not DONE
         assert group.allreduce(tensors=[x], opts=options(dist.ReduceOp.SUM)) is not DONE
         assert group.allreduce(x, dist.ReduceOp(dist.ReduceOp.SUM)) is not DONE

@@ -25,6 +25,7 @@ from unicomm.comms.errors import CommTimeoutError, InvalidArgumentError, PeerLos
 from unicomm.comms.execution.issued import ANY_RANK
 from unicomm.comms.membership.split import plan_split
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+from unicomm.comms.work import Work
 
 from . import batch_isend_irecv as batches
 from . import group_names
@@ -67,6 +68,19 @@ def reduce_op(op: Any) -> ReduceOp:
 def _limit(options: Any) -> timedelta | None:
     timeout: timedelta = options.timeout
     return None if timeout == NO_TIMEOUT else timeout
+
+
+def _even(parts: Sequence[Tensor], whole: Tensor) -> bool:
+    """Whether all parts have as many elements as `whole`."""
+    return all(part.numel() == whole.numel() for part in parts)
+
+
+def _paired(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    if len(outputs) != len(inputs):
+        raise InvalidArgumentError(
+            f"{len(outputs)} outputs do not fit {len(inputs)} inputs", hint="pass an output for each input"
+        )
+    return list(zip(outputs, inputs, strict=True))
 
 
 class GroupOptions(dict[str, str]):
@@ -289,6 +303,22 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     # --- collectives ----------------------------------------------------------------------------------
 
+    def _issue(
+        self, name: str, each: Sequence[tuple[Any, ...]], later: bool, limit: Any, op: Any = None
+    ) -> list[Work]:
+        """Issues an operation for each of several tensors, after the arguments of all have been checked."""
+        if not each:
+            raise InvalidArgumentError("the list of tensors is empty", op=name, hint="pass a tensor")
+        comms = [self._for(tensors[-1]) for tensors in each]
+        if len(each) > 1:
+            for comm, tensors in zip(comms, each, strict=True):
+                comm._engine.check.call(name, tensors, op=op)
+        reduction = () if op is None else (op,)
+        return [
+            getattr(comm, name)(*tensors, *reduction, later, None, limit)
+            for comm, tensors in zip(comms, each, strict=True)
+        ]
+
     def _all_reduce_sparse(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
         """Completes before it returns, whatever `asyncOp` is: its three steps keep the order of the calls."""
         op, limit = (ReduceOp.SUM, None) if opts is None else (reduce_op(opts.reduceOp), _limit(opts))
@@ -300,7 +330,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         op, limit, later = ReduceOp.SUM, None, False
         if opts is not None:
             op, limit, later = reduce_op(opts.reduceOp), _limit(opts), opts.asyncOp
-        works = [self._for(t).all_reduce(t, op, later, None, limit) for t in tensors]
+        works = self._issue("all_reduce", [(t,) for t in tensors], later, limit, op)
         return ProcessGroupWork(works, tensors)
 
     _all_reduce = torch_method("allreduce", sparse=_all_reduce_sparse)(_reduce_each)
@@ -328,36 +358,42 @@ class UnicommProcessGroup(dist.ProcessGroup):
         root, limit, later = 0, None, False
         if opts is not None:
             root, limit, later = opts.rootRank, _limit(opts), opts.asyncOp
-        works = [self._for(t).broadcast(t, root, later, None, limit) for t in tensors]
-        return ProcessGroupWork(works, tensors)
+        work = self._for(tensors[0]).broadcast(tensors[0], root, later, None, limit)
+        return ProcessGroupWork([work], tensors)
 
     @torch_method("reduce")
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         op, limit = reduce_op(opts.reduceOp), _limit(opts)
-        works = [self._for(t).reduce(t, opts.rootRank, op, opts.asyncOp, None, limit) for t in tensors]
-        return ProcessGroupWork(works, tensors)
+        work = self._for(tensors[0]).reduce(tensors[0], opts.rootRank, op, opts.asyncOp, None, limit)
+        return ProcessGroupWork([work], tensors)
 
-    def _gather_each(
+    @torch_method("allgather")
+    def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
         limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
-        works = []
-        for outs, tensor in zip(outputs, inputs, strict=True):
-            comm = self._for(tensor)
-            even = all(o.numel() == tensor.numel() for o in outs)
-            gather = comm.all_gather if even else comm.all_gather_v
-            works.append(gather(list(outs), tensor, later, None, limit))
-        return ProcessGroupWork(works, [t for outs in outputs for t in outs])
-
-    allgather = torch_method("allgather")(_gather_each)
+        outs, tensor = list(outputs[0]), inputs[0]
+        comm = self._for(tensor)
+        gather = comm.all_gather if _even(outs, tensor) else comm.all_gather_v
+        return ProcessGroupWork([gather(outs, tensor, later, None, limit)], outs)
 
     @torch_method("allgather_coalesced")
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
-        # Here there is one output list for each rank; in allgather there is one for each input.
-        turned = [[outs[i] for outs in output_lists] for i in range(len(inputs))]
-        return self._gather_each(turned, inputs, opts)
+        # There is one output list for each rank, with a tensor for each input.
+        limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
+        lengths = [len(outs) for outs in output_lists]
+        if lengths != [len(inputs)] * self.size():
+            raise InvalidArgumentError(
+                f"the lists of outputs have {lengths} tensors; {self.size()} of {len(inputs)} are needed",
+                op="all_gather",
+                hint="pass a list for each rank, with an output for each input",
+            )
+        each = [([outs[i] for outs in output_lists], tensor) for i, tensor in enumerate(inputs)]
+        even = all(_even(outs, tensor) for outs, tensor in each)
+        works = self._issue("all_gather" if even else "all_gather_v", each, later, limit)
+        return ProcessGroupWork(works, [t for outs in output_lists for t in outs], output_lists)
 
     @torch_method("_allgather_base")
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
@@ -373,10 +409,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
     ) -> dist.Work:
         # Up to 2.11 torch's _coalescing_manager passes no options. It waits at once if it is synchronous.
         limit, later = (None, True) if opts is None else (_limit(opts), opts.asyncOp)
-        works = [
-            self._for(i).all_gather_single(o, i, later, None, limit)
-            for o, i in zip(outputs, inputs, strict=True)
-        ]
+        works = self._issue("all_gather_single", _paired(outputs, inputs), later, limit)
         return ProcessGroupWork(works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -386,13 +419,10 @@ class UnicommProcessGroup(dist.ProcessGroup):
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
     ) -> dist.Work:
         op, limit = reduce_op(opts.reduceOp), _limit(opts)
-        works = []
-        for out, ins in zip(outputs, inputs, strict=True):
-            comm = self._for(out)
-            even = all(i.numel() == out.numel() for i in ins)
-            scatter = comm.reduce_scatter if even else comm.reduce_scatter_v
-            works.append(scatter(out, list(ins), op, opts.asyncOp, None, limit))
-        return ProcessGroupWork(works, outputs)
+        out, ins = outputs[0], list(inputs[0])
+        comm = self._for(out)
+        scatter = comm.reduce_scatter if _even(ins, out) else comm.reduce_scatter_v
+        return ProcessGroupWork([scatter(out, ins, op, opts.asyncOp, None, limit)], outputs)
 
     @torch_method("_reduce_scatter_base")
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> dist.Work:
@@ -407,10 +437,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
     ) -> dist.Work:
         op, limit = reduce_op(opts.reduceOp), _limit(opts)
-        works = [
-            self._for(i).reduce_scatter_single(o, i, op, opts.asyncOp, None, limit)
-            for o, i in zip(outputs, inputs, strict=True)
-        ]
+        works = self._issue("reduce_scatter_single", _paired(outputs, inputs), opts.asyncOp, limit, op)
         return ProcessGroupWork(works, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

@@ -23,21 +23,35 @@ NO_TIMEOUT = timedelta(milliseconds=-1)  # torch passes it when the caller gave 
 
 
 class ProcessGroupWork(dist.Work):
-    """torch.distributed's Work over one `Work` of unicomm, or over several that count as one."""
+    """torch.distributed's Work over one `Work` of unicomm, or over several that count as one.
 
-    def __init__(self, works: Sequence[Work], outputs: Sequence[Tensor] = ()) -> None:
+    `outputs`: what `result()` returns. `value`: that of the future, if it is more than a list of tensors.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        outputs: Sequence[Tensor] = (),
+        value: Sequence[Sequence[Tensor]] | None = None,
+    ) -> None:
         super().__init__()
         self._works = list(works)
         self._outputs = list(outputs)
+        # A future of torch has lists only if there are several.
+        self._value: list[Any] = self._outputs if value is None or len(value) == 1 else [*map(list, value)]
         self._after: Callable[[], None] | None = None
+        self._settling = threading.Lock()
+        self._settled: Any = None  # on a device: the event behind `_after`
 
-    def then_do(self, after: Callable[[], None], outputs: Sequence[Tensor]) -> None:
+    def then_do(self, after: Callable[[], None], outputs: Sequence[Tensor], value: Sequence[Any]) -> None:
         """Has `after` called once all works have succeeded, before anybody is told so.
 
-        It may be called more than once. On a device, the thread that waits calls it. `outputs`: the results,
-        in place of those so far.
+        On the CPU it may be called more than once. On a device, the thread that first waits calls it, and the
+        streams of all others wait for what it does. `outputs`, `value`: in place of those so far.
         """
+        nested = self._value is not self._outputs
         self._after, self._outputs = after, list(outputs)
+        self._value = [*map(list, value)] if nested else self._outputs
         for work in self._works:
             if not isinstance(work, StreamWork):
                 work.add_done_callback(lambda _: self._settle_if_over())
@@ -61,13 +75,23 @@ class ProcessGroupWork(dist.Work):
         self.is_completed()
 
     def _settle(self) -> None:
-        if self._after is not None:
+        if self._after is None:
+            return
+        first = next(iter(self._works), None)
+        if not isinstance(first, StreamWork):
             self._after()
+            return
+        streams = first.streams
+        with self._settling:
+            if self._settled is None:
+                self._after()
+                self._settled = streams.record(streams.current())
+        streams.wait(streams.current(), self._settled)
 
     def is_completed(self) -> bool:
         completed = all(work.is_completed() for work in self._works)
         if completed and self._after is not None and self.exception() is None:
-            self._after()
+            self._settle()
         return completed
 
     def is_success(self) -> bool:
@@ -93,7 +117,7 @@ class ProcessGroupWork(dist.Work):
                 future.settle(self._outcome)
 
         if not self._works:
-            future.set_result(self._outputs)
+            future.set_result(self._value)
         for work in self._works:
             work.add_done_callback(over)
         return future
@@ -108,17 +132,17 @@ class ProcessGroupWork(dist.Work):
                 for work in self._works:
                     work.wait()
                 self._settle()
-                future.set_result(self._outputs)
+                future.set_result(self._value)
             except Exception as error:
                 fail_future(future, error)
         return future
 
-    def _outcome(self) -> list[Tensor]:
+    def _outcome(self) -> list[Any]:
         error = self.exception()
         if error is not None:
             raise error
         self._settle()
-        return self._outputs
+        return self._value
 
 
 class OperationFuture(torch.futures.Future[Any]):

@@ -169,7 +169,7 @@ def _kernel(method: str) -> Callable[..., Any]:
         finally:
             _call.depth -= 1
             _call.asked = asked
-        boxed = (work if asked else held_by_cpp(work)).boxed()
+        boxed = held_by_cpp(work).boxed()  # also if `asked`: a mode may keep what the operator returned
         return (arguments[0], boxed) if many else boxed
 
     return kernel

@@ -73,4 +73,4 @@ class Contiguous:
     def attach(self, work: ProcessGroupWork, first: Any) -> None:
         """Has the results written back when `work` has succeeded. `first`: the caller's first argument."""
         if self._outputs:
-            work.then_do(self.write_back, list(tensors_in(first)))
+            work.then_do(self.write_back, list(tensors_in(first)), first)

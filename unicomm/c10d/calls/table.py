@@ -25,6 +25,8 @@ class GroupMethod:
         second_form: the names of the arguments in torch's second form, in order; empty if it has none.
         renamed: arguments of the first form whose name in the second is another.
         aliases: other names of the method.
+        single: its first arguments, if these are lists of one tensor, or of one list.
+        may_lack: the one of these that only the root passes, as others may leave the list empty.
     """
 
     operator: str
@@ -33,18 +35,35 @@ class GroupMethod:
     second_form: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    single: tuple[str, ...] = ()
+    may_lack: str = ""
 
 
 METHODS = {
     "allreduce": GroupMethod(
-        "allreduce_", "all_reduce", dist.AllreduceOptions, ("tensor", "op", "timeout"), {"tensors": "tensor"}
+        "allreduce_",
+        "all_reduce",
+        dist.AllreduceOptions,
+        ("tensor", "op", "timeout"),
+        {"tensors": "tensor"},
+        single=("tensors",),
     ),
     "allreduce_coalesced": GroupMethod("allreduce_coalesced_", "all_reduce", AllreduceCoalescedOptions),
     "broadcast": GroupMethod(
-        "broadcast_", "broadcast", dist.BroadcastOptions, ("tensor", "root", "timeout"), {"tensors": "tensor"}
+        "broadcast_",
+        "broadcast",
+        dist.BroadcastOptions,
+        ("tensor", "root", "timeout"),
+        {"tensors": "tensor"},
+        single=("tensors",),
     ),
     "reduce": GroupMethod(
-        "reduce_", "reduce", dist.ReduceOptions, ("tensor", "root", "op", "timeout"), {"tensors": "tensor"}
+        "reduce_",
+        "reduce",
+        dist.ReduceOptions,
+        ("tensor", "root", "op", "timeout"),
+        {"tensors": "tensor"},
+        single=("tensors",),
     ),
     "allgather": GroupMethod(
         "allgather_",
@@ -52,6 +71,7 @@ METHODS = {
         AllgatherOptions,
         ("output_tensors", "input_tensor", "timeout"),
         {"input_tensors": "input_tensor"},
+        single=("output_tensors", "input_tensors"),
     ),
     "allgather_coalesced": GroupMethod("allgather_coalesced_", "all_gather", AllgatherOptions),
     "_allgather_base": GroupMethod(
@@ -69,6 +89,7 @@ METHODS = {
         dist.ReduceScatterOptions,
         ("output", "input", "op", "timeout"),
         {"output_tensors": "output", "input_tensors": "input"},
+        single=("output_tensors", "input_tensors"),
     ),
     "_reduce_scatter_base": GroupMethod(
         "_reduce_scatter_base_",
@@ -96,6 +117,8 @@ METHODS = {
         dist.GatherOptions,
         ("output_tensors", "input_tensor", "root", "timeout"),
         {"input_tensors": "input_tensor"},
+        single=("output_tensors", "input_tensors"),
+        may_lack="output_tensors",
     ),
     "scatter": GroupMethod(
         "scatter_",
@@ -103,11 +126,13 @@ METHODS = {
         dist.ScatterOptions,
         ("output_tensor", "input_tensors", "root", "timeout"),
         {"output_tensors": "output_tensor"},
+        single=("output_tensors", "input_tensors"),
+        may_lack="input_tensors",
     ),
     "barrier": GroupMethod("barrier", "barrier", dist.BarrierOptions, ("timeout",)),
-    "send": GroupMethod("send", "send"),
-    "recv": GroupMethod("recv_", "recv"),
-    "recv_anysource": GroupMethod("recv_any_source_", "recvAnySource"),
+    "send": GroupMethod("send", "send", single=("tensors",)),
+    "recv": GroupMethod("recv_", "recv", single=("tensors",)),
+    "recv_anysource": GroupMethod("recv_any_source_", "recvAnySource", single=("tensors",)),
 }
 
 

@@ -49,10 +49,8 @@ def torch_method(name: str, sparse: Callable[..., Any] | None = None) -> Callabl
             return run(self, arguments)
 
         def run(self: Any, arguments: Sequence[Any]) -> Any:
-            # With several tensors the second may be refused after an operation was issued for the first.
-            if _several(arguments) and (other := _otherwise(name, method, sparse, arguments)) is not None:
-                return other(self)
-            try:
+            check_lists(name, arguments)
+            try:  # a method refuses before it has issued anything
                 return method(self, *arguments)
             except (InvalidArgumentError, UnsupportedError):
                 again = _otherwise(name, method, sparse, arguments)
@@ -65,8 +63,16 @@ def torch_method(name: str, sparse: Callable[..., Any] | None = None) -> Callabl
     return decorate
 
 
-def _several(arguments: Sequence[Any]) -> bool:
-    return any(value.__class__ is list and len(value) > 1 for value in arguments[:2])
+def check_lists(name: str, arguments: Sequence[Any]) -> None:
+    """Raises `InvalidArgumentError` if a list does not hold the one tensor, or list, that it has to."""
+    row = METHODS[name]
+    for what, value in zip(row.single, arguments, strict=False):
+        if len(value) != 1 and (value or what != row.may_lack):
+            raise InvalidArgumentError(
+                f"{name} takes one element in {what}, not {len(value)}",
+                op=row.title,
+                hint="call it for each tensor, or a method whose name ends in _coalesced",
+            )
 
 
 def _otherwise(

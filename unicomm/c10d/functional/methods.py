@@ -54,6 +54,8 @@ def _name(op: Any) -> str:
 
 
 def _into(output: Tensor, result: Tensor) -> CompletedWork:
+    if output.dtype != result.dtype:
+        raise NotImplementedError(f"the output is of {output.dtype}, the input of {result.dtype}")
     output.detach().copy_(result.view(output.shape))
     return _COMPLETED
 
@@ -143,6 +145,11 @@ def scatter(
     _ordinary(hints, timeout)
     flat = output_tensor.detach().reshape(-1)
     if self.get_rank() == root:
+        if len(input_tensor_list) != self.get_size():
+            raise NotImplementedError("the root has to pass one input for each rank")
+        for one in input_tensor_list:
+            if one.numel() != output_tensor.numel() or one.dtype != output_tensor.dtype:
+                raise NotImplementedError("each input has to be of the output's type and number of elements")
         flat = torch.cat([t.detach().reshape(-1) for t in input_tensor_list])
     return _into(output_tensor, torch.ops.unicomm.scatter.comm(flat, root, output_tensor.numel(), self))
 
@@ -157,6 +164,8 @@ def gather_single(
     timeout: Any = None,
 ) -> Any:
     _ordinary(hints, timeout)
+    if output is None and self.get_rank() == root:
+        raise NotImplementedError("the root has to pass an output")
     gathered = torch.ops.unicomm.gather.comm(input.detach(), root, self)
     return _COMPLETED if output is None else _into(output, gathered)
 

@@ -51,6 +51,11 @@ class StreamWork(Work):
         self._executor = executor
         self._stream = stream
 
+    @property
+    def streams(self) -> Streams:
+        """The streams of its device."""
+        return self._executor.streams
+
     def wait(self, timeout: timedelta | float | None = None) -> None:
         if timeout is not None or (self.name == "barrier" and self._capture is None):
             self.wait_blocking(timeout)
