@@ -16,6 +16,7 @@ from unicomm.rehearse.forecast.forecast import forecast
 from unicomm.rehearse.forecast.forecast_text import render
 from unicomm.rehearse.forecast.timeline import Timeline
 from unicomm.rehearse.forecast.topology import Link, Topology, load, to_toml
+from unicomm.rehearse.play import Rules
 from unicomm.rehearse.rehearsal import rehearse
 
 pytestmark = pytest.mark.processes
@@ -48,6 +49,30 @@ def test_presets_and_files(tmp_path):
     file.write_text("corse = 3\n")
     with pytest.raises(ValueError, match="corse is not among"):
         load(str(file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("cores = inf", "cores = -1", 'cores = "4"', "speed = 0", "speed = nan", "crowded = { 2 = 0 }"),
+        *("[between]\nbandwidth = 0", '[within]\nbandwidth = "450 GB/s"', "[within]\nlatency = -1"),
+        *(
+            "[measured_within.send]\n2 = []",
+            "[measured_within.send]\n2 = [[8, 0]]",
+            'cores = [1]\nspeed = "x"',
+        ),
+    ],
+)
+def test_numbers_that_no_machine_has(tmp_path, text):
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"own.toml: .*(has to be a number|has no times)"):
+        load(str(file))
+
+
+def test_a_network_of_no_speed():
+    with pytest.raises(ValueError, match="presets are like"):
+        load("8xH100+0G")
 
 
 def test_shapes():
@@ -147,6 +172,41 @@ def test_messages_over_nodes():
     assert rehearsed(program, nnodes=2).exposed == pytest.approx(10.0, rel=0.05)
 
 
+def test_receives_from_any_rank_and_buffered_sends_go_on():
+    def from_any():
+        dist.init_process_group("gloo")
+        for _ in range(3):
+            if dist.get_rank() == 0:
+                dist.send(torch.ones(ELEMENTS), 1)
+            else:
+                dist.recv(torch.ones(ELEMENTS))
+
+    def crossing():
+        dist.init_process_group("gloo")
+        for _ in range(3):
+            dist.send(torch.ones(ELEMENTS), 1 - dist.get_rank())
+            dist.recv(torch.ones(ELEMENTS), 1 - dist.get_rank())
+
+    def with_tags():
+        dist.init_process_group("gloo")
+        rank, works = dist.get_rank(), []
+        for tag in (1, 2) if rank else (2, 1):
+            x = torch.ones(ELEMENTS * tag)
+            works += [dist.isend(x, 1, tag=tag) if rank == 0 else dist.irecv(x, 0, tag=tag)]
+        for work in works:
+            work.wait()
+
+    for program, rules, operations, exposed in (
+        (from_any, None, 3, 3.0),
+        (crossing, Rules(buffered=True), 6, 3.0),
+        (with_tags, None, 2, 2.0),
+    ):
+        found = rehearsed(program, rules=rules)
+        (traffic,) = found.traffic
+        assert traffic.operations == operations, program
+        assert found.exposed == pytest.approx(exposed, abs=0.2), program
+
+
 def test_a_rank_waits_for_the_one_that_computes_longer():
     def program():
         dist.init_process_group("gloo")
@@ -167,7 +227,7 @@ def test_a_rank_waits_for_the_one_that_computes_longer():
     # Two ranks on one core compute at half the speed.
     crowded = replace(SLOW, cores=1)
     assert Timeline(table, details, crowded, 2).run()[1].exposed == [(12.0, 13.0)]
-    assert forecast(table, details, SLOW, 2).exposed == pytest.approx(3.5)
+    assert forecast(Timeline(table, details, SLOW, 2)).exposed == pytest.approx(3.5)
     # Or at the speed that was measured for two ranks of a host.
     measured = replace(SLOW, cores=2, crowded={2: 2.0})
     assert Timeline(table, details, measured, 2).run()[1].exposed == [(12.0, 13.0)]

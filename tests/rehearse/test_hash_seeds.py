@@ -41,6 +41,15 @@ def test_for_programs_with_sets_or_hashes(tmp_path, text, own, ranks):
     assert list(with_other_seeds(str(program), range(8))) == ranks
 
 
+def test_relative_import_that_leads_out_of_all_folders(tmp_path, monkeypatch):
+    text = (
+        f"try:\n    from ..a import b\n    from {200 * '.'}c import d\nexcept ImportError:\n    pass\n{{1}}"
+    )
+    (tmp_path / "program.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert list(with_other_seeds("program.py", range(8))) == [6, 7]
+
+
 def test_the_first_rank_is_always_a_forked_one(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("names = {'a', 'b'}")

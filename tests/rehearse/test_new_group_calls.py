@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.rehearse.details import Details
@@ -48,6 +50,25 @@ def test_groups_that_only_their_members_make_are_one_finding():
     (found,) = calls_of_some(details)
     said = "for ranks 0, 1; ranks 2, 3; ranks 4, 5; ranks 6, 7, each time by some ranks alone"
     assert said in found.sentence
+
+
+def test_group_of_no_rank_that_some_ask_for():
+    (found,) = calls_of_some({0: called([]), 1: called()})
+    assert "Rank 0 calls new_group for no rank at groups.py:7" in found.sentence
+
+
+@pytest.mark.processes
+def test_iterators_of_ranks_reach_torch():
+    def program():
+        dist.init_process_group("gloo")
+        group = dist.new_group(rank for rank in range(0, 4, 2))
+        if dist.get_rank() in (0, 2):
+            dist.all_reduce(torch.ones(3), group=group)
+
+    done = rehearse(program, 4)
+    assert done.good, (done.report.findings, done.output)
+    assert len(done.table) == 2
+    assert sorted(group.size for group in done.table.groups if group.size == 2) == [2]
 
 
 def test_a_call_without_a_line_of_the_program():

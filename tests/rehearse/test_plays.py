@@ -40,13 +40,13 @@ def recv(peer, **more):
 
 
 def verdicts(programs, rules=None, groups=None):
-    report, _ = judge(recorded(programs, groups), rules or Rules())
+    report = judge(recorded(programs, groups), rules or Rules()).report
     return [finding.verdict for finding in report.findings]
 
 
 def test_matching_programs_are_good():
     program = [Action("all_reduce", red="SUM"), Action("barrier")]
-    report, table = judge(recorded([program] * 4), Rules())
+    report, table, _ = judge(recorded([program] * 4), Rules())
     assert report.good
     assert len(table) == 8
     assert any("none hangs" in remark.message for remark in report.remarks)
@@ -93,20 +93,20 @@ def test_a_call_that_does_not_fit_stops_its_group(change, verdict):
     good = Action("all_reduce", red="SUM", line=5)
     programs = [[good, good] for _ in range(4)]
     programs[2] = [replace(good, line=9, **change), good]
-    report, _ = judge(recorded(programs), Rules())
+    report = judge(recorded(programs), Rules()).report
     assert report.findings[0].verdict is verdict
     assert report.findings[0].culprits == [2]
 
 
 def test_a_rank_that_does_not_come():
     step = Action("all_reduce", red="SUM")
-    report, _ = judge(recorded([[step] * 3, [step] * 3, [step] * 2]), Rules())
+    report = judge(recorded([[step] * 3, [step] * 3, [step] * 2]), Rules()).report
     assert [(f.verdict, f.culprits) for f in report.findings] == [(Verdict.NEVER_JOINED, [2])]
 
 
 @pytest.mark.parametrize("buffered", [False, True])
 def test_a_send_without_a_receive(buffered):
-    report, _ = judge(recorded([[send(1)], []]), Rules(buffered=buffered))
+    report = judge(recorded([[send(1)], []]), Rules(buffered=buffered)).report
     assert [f.verdict for f in report.findings] == [Verdict.UNMATCHED_P2P]
 
 
@@ -120,7 +120,7 @@ def test_the_choice_of_a_receive_from_any_rank_that_hangs_is_found():
     assert search.played.hangs
     assert search.exhausted
     assert [plays.rank[send] for _, send in search.played.chosen] == [1]
-    report, _ = judge(table, Rules())
+    report = judge(table, Rules()).report
     assert not report.good
 
 
@@ -131,8 +131,20 @@ def test_all_choices_of_a_receive_from_any_rank_may_be_good():
     assert not search.played.hangs
     assert search.exhausted
     assert search.plays > 1
-    report, _ = judge(table, Rules())
+    report = judge(table, Rules()).report
     assert report.good
+
+
+def test_more_choices_than_are_played_end_in_one_play():
+    messages = 600
+    table = recorded([[recv(1), recv(2)] * messages, [send(0)] * messages, [send(0)] * messages])
+    table.peer[: 2 * messages], table.seq[: 2 * messages] = -1, 0
+    search = hanging_schedule(Plays(table, Rules()))
+    assert not search.played.hangs
+    assert not search.exhausted
+    assert search.plays == 513
+    assert len(search.played.chosen) == 2 * messages
+    assert len(search.played.partners) == 4 * messages
 
 
 def tags(*by_rank):
@@ -152,12 +164,12 @@ def test_messages_meet_by_their_tags():
 
 def test_messages_whose_tags_cross_hang_if_their_calls_block():
     table = recorded([[send(1, numel=8), send(1, numel=3)], [recv(0, numel=3), recv(0, numel=8)]])
-    report, _ = judge(table, Rules(), tags([1, 2], [2, 1]))
+    report = judge(table, Rules(), tags([1, 2], [2, 1])).report
     assert [finding.verdict for finding in report.findings] == [Verdict.WAIT_CYCLE]
 
 
 def test_messages_with_different_tags_are_no_pair():
-    report, _ = judge(recorded([[send(1)], [recv(0)]]), Rules(), tags([1], [2]))
+    report = judge(recorded([[send(1)], [recv(0)]]), Rules(), tags([1], [2])).report
     assert [finding.verdict for finding in report.findings] == [Verdict.UNMATCHED_P2P]
     assert "do not fit" in report.findings[0].sentence
 
@@ -176,7 +188,7 @@ def test_parts_of_an_exchange_are_compared_one_by_one():
     program = [Action("all_to_all_v_single", numel=4)]
     fitting = parts(([1, 3], [1, 3]), ([3, 1], [3, 1]))
     assert judge(recorded([program] * 2), Rules(), fitting)[0].good
-    report, _ = judge(recorded([program] * 2), Rules(), parts(([1, 3], [2, 2]), ([3, 1], [2, 2])))
+    report = judge(recorded([program] * 2), Rules(), parts(([1, 3], [2, 2]), ([3, 1], [2, 2]))).report
     assert [finding.verdict for finding in report.findings] == [Verdict.SPLIT_MISMATCH]
     assert report.findings[0].evidence == ["elements from rank 0 to rank 0: 1 sent, 2 expected"]
 
@@ -184,6 +196,6 @@ def test_parts_of_an_exchange_are_compared_one_by_one():
 def test_parts_are_not_compared_if_the_program_reads_received_data():
     table = recorded([[Action("all_to_all_v_single", numel=4)]] * 2)
     table.remarks.append(InputRemark("x.py:1", "a number depends on received data"))
-    report, _ = judge(table, Rules(), parts(([1, 3], [2, 2]), ([3, 1], [2, 2])))
+    report = judge(table, Rules(), parts(([1, 3], [2, 2]), ([3, 1], [2, 2]))).report
     assert report.good
     assert any("were not compared" in remark.message for remark in report.remarks)

@@ -72,7 +72,8 @@ def test_values_of_other_places_or_sizes_are_made_up(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"ranks": 0, "values": {}}', '{"ranks": 1, "values": {"a": {"0": 3}}}']
+    "text",
+    ["", "[]", '{"ranks": 0, "values": {}}', '{"ranks": 1, "values": {"a": {"0": 3}}}', '{"ranks": 1e999}'],
 )
 def test_a_file_without_values_is_refused(tmp_path, text):
     (tmp_path / "values.json").write_text(text)

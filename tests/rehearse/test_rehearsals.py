@@ -112,6 +112,18 @@ def test_an_exception_of_one_rank_is_the_verdict():
     assert "bad batch 7" in finding.sentence
 
 
+def test_exit_codes_that_no_system_has_end_the_rank():
+    def program():
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(3))
+        sys.exit(1 << 31)
+
+    parent = os.getpid()
+    done = rehearsed(program, 2)
+    assert os.getpid() == parent
+    assert len(done.table) == 2
+
+
 def test_groups_made_in_other_orders_and_used_alike_are_good():
     def program():
         dist.init_process_group("gloo")

@@ -34,6 +34,9 @@ def test_ways_to_say_cuda():
             torch.nn.Linear(2, 2, device="cuda").weight,
             torch.randn(3, generator=torch.Generator("cuda").manual_seed(1), device="cuda"),
             torch.cuda.FloatTensor([1.0]),
+            torch.zeros(3).new_tensor(3),
+            torch.zeros(3).new_tensor([1, 2], device="cuda:1"),
+            torch.zeros(3).type("torch.cuda.DoubleTensor"),
         ]
         with torch.device("cuda"):
             tensors.append(torch.ones(2))
@@ -56,7 +59,7 @@ def test_ways_to_say_cuda():
 
     done = rehearsed(program, 2, simulate_cuda=True)
     assert done.good, (done.unusable, done.report.findings, done.output)
-    assert len(done.table) == 2 * 13
+    assert len(done.table) == 2 * 16
 
 
 def test_fsdp_and_own_communicators_on_gpus():

@@ -89,7 +89,7 @@ def calls_of_some(details: Mapping[int, Details]) -> list[Finding]:
             without |= absent
     findings = []
     for where, (lists, who, without) in missed.items():
-        texts = [ranks_text(map(int, ranks.split(","))) for ranks in sorted(lists, key=_numbers)]
+        texts = [_ranks(ranks) for ranks in sorted(lists, key=_numbers)]
         said = (
             f"{capital(ranks_text(who))} call{'s' * (len(who) == 1)} new_group for {texts[0]} at {where}, and"
         )
@@ -120,7 +120,7 @@ def _orders(details: Mapping[int, Details]) -> list[Finding]:
     said = f"{capital(ranks_text(few))} call{'s' * (len(few) == 1)} new_group in another order at {places[1]}"
     said += f" than {ranks_text(most)} at {places[0]}."
     sides = [
-        Side(ranks, f"new_group of {ranks_text(map(int, order[at].split(',')))}", where)
+        Side(ranks, f"new_group of {_ranks(order[at])}", where)
         for ranks, order, where in zip((most, few), (usual, other), places, strict=True)
     ]
     return [_of_torch(said, sides, set(few), set(most), "make the groups in one order on all ranks")]
@@ -141,4 +141,8 @@ def _of_torch(said: str, sides: list[Side], culprits: set[int], victims: set[int
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",") if part]
+
+
+def _ranks(text: str) -> str:
+    return ranks_text(_numbers(text)) if text else "no rank"

@@ -46,6 +46,7 @@ def with_other_seeds(program: object, ranks: Sequence[int]) -> Sequence[int]:
 
 def _depends_on_hashes(program: Path) -> bool:
     """Whether the program, or a module beside it that it imports, has a set or calls `hash`."""
+    program = program.resolve()  # a relative import may lead out of its folder
     waiting, seen = [program], {program}
     while waiting:
         file = waiting.pop()
@@ -69,6 +70,8 @@ def _own_modules(node: ast.AST, file: Path, folder: Path) -> Iterator[Path]:
     elif isinstance(node, ast.ImportFrom):
         base = node.module or ""
         names = [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]
+        if node.level > len(file.parents):
+            return
         if node.level:
             folder = file.parents[node.level - 1]
     else:

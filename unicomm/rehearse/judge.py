@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,14 +21,18 @@ from .play import Played, Plays, Rules, hanging_schedule
 from .recorded_table import add_details
 
 
-def judge(
-    recorded: Table,
-    rules: Rules,
-    details: Mapping[int, Details] | None = None,
-) -> tuple[Report, Table]:
+class Judgement(NamedTuple):
+    """The report, the table that it is about, and what was played. `played` has the rows of `recorded`."""
+
+    report: Report
+    table: Table
+    played: Played
+
+
+def judge(recorded: Table, rules: Rules, details: Mapping[int, Details] | None = None) -> Judgement:
     """Plays the recorded operations and has the analyzer explain how they end.
 
-    Returns the report, and the table that it is about. `details`: by rank, what rings do not hold.
+    `details`: by rank, what rings do not hold.
     """
     details = details or {}
     tags = add_details(recorded, details)
@@ -51,7 +56,7 @@ def judge(
         made = never_made(recorded, details)
         report.findings = [*made, *faults, *([] if made else calls_of_some(details))] or report.findings
     report.remarks.append(InputRemark("", _proof(rules, search.plays, search.exhausted, report.good)))
-    return report, table
+    return Judgement(report, table, search.played)
 
 
 def _good(table: Table) -> Finding:

@@ -58,8 +58,9 @@ def _noted(new_group: Callable[..., Any], details: Details) -> Callable[..., Any
         given.apply_defaults()
         if not given.arguments["use_local_synchronization"]:
             ranks = given.arguments["ranks"]
+            ranks = given.arguments["ranks"] = None if ranks is None else list(ranks)  # may be an iterator
             details.add_new_group(sorted(range(dist.get_world_size()) if ranks is None else ranks))
-        return new_group(*args, **named)
+        return new_group(*given.args, **given.kwargs)
 
     return call
 

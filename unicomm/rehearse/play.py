@@ -58,6 +58,7 @@ class Played:
         blocked: the rows for which ranks wait for ever, by rank.
         created, started, completed: by row, the time of the step; 0 if it was not taken.
         chosen: the choices made. open: the choices that were possible when no other step was.
+        partners: by row of a message, that of the other side, once both were there.
     """
 
     issued: dict[int, int]
@@ -67,6 +68,7 @@ class Played:
     completed: list[int]
     chosen: list[Choice] = field(default_factory=list)
     open: list[Choice] = field(default_factory=list)
+    partners: dict[int, int] = field(default_factory=dict)
 
     @property
     def hangs(self) -> bool:
@@ -116,9 +118,12 @@ class Plays:
             steps += [-1 - (rows.start + waited) for _, waited in sorted(waits[at])]
         return steps
 
-    def play(self, choices: Sequence[Choice] = ()) -> Played:
-        """Plays with these choices, and returns when no step is left but for further choices."""
-        return _Play(self, choices).run()
+    def play(self, choices: Sequence[Choice] = (), to_the_end: bool = False) -> Played:
+        """Plays with these choices, and returns when no step is left but for further choices.
+
+        With `to_the_end` it makes these too, each time the first that is possible.
+        """
+        return _Play(self, choices).run(to_the_end)
 
 
 class _Play:
@@ -136,21 +141,25 @@ class _Play:
         self.from_any: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)  # by group, rank and tag
         self.ready = deque(sorted(plays.steps))
         self.chosen: list[Choice] = []
+        self.partners: dict[int, int] = {}
 
-    def run(self) -> Played:
+    def run(self, to_the_end: bool) -> Played:
         while True:
             while self.ready:
                 self._go_on(self.ready.popleft())
-            if not self.choices:
+            if self.choices:
+                self._match(*self.choices.popleft())
+            elif to_the_end and (choice := next(self._open(), None)):
+                self._match(*choice)
+            else:
                 break
-            self._match(*self.choices.popleft())
         p = self.p
         blocked = {
             rank: -1 - steps[self.at[rank]] for rank, steps in p.steps.items() if self.at[rank] < len(steps)
         }
         issued = {rank: sum(self.created[row] > 0 for row in rows) for rank, rows in p.range.items()}
         lists = (self.created, self.started, self.completed)
-        return Played(issued, blocked, *lists, self.chosen, list(self._open()))
+        return Played(issued, blocked, *lists, self.chosen, list(self._open()), self.partners)
 
     def _go_on(self, rank: int) -> None:
         steps = self.p.steps[rank]
@@ -216,6 +225,7 @@ class _Play:
             self.recvs[group, peer, rank, tag].append(row)
 
     def _pair(self, send: int, recv: int) -> None:
+        self.partners[send], self.partners[recv] = recv, send
         a, b = self.p.call[send], self.p.call[recv]
         if self.p.size[a] == self.p.size[b] and self.p.dtype[a] == self.p.dtype[b]:
             self._complete([row for row in (send, recv) if not self.completed[row]], self.started[send])
@@ -275,8 +285,6 @@ def hanging_schedule(plays: Plays) -> Search:
         else:
             good = played
     if good is None:
-        good = played
-        while good.open:  # too many choices to play all: any that fit
-            good = plays.play([*good.chosen, good.open[0]])
-            count += 1
+        good = plays.play(played.chosen, to_the_end=True)  # too many choices to play all: any that fit
+        count += 1
     return Search(good, count, not waiting)

@@ -149,7 +149,7 @@ def run_rank(job: Job, rank: int, pipe: int, from_parent: int = -1) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            os._exit(code)
+            os._exit(code & 0xFF)  # as the system does; another number would raise here
 
 
 def _prepare(job: Job, rank: int, pipe: int) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from unicomm.flight_recorder.ring.endings import signal_name
+
 from .hash_seeds import Waiting, spawn
 from .rank import Job, run_rank
 from .values.notes import GO_ON, ended, given_up
@@ -132,7 +134,7 @@ class _Pool:
             ended(self._job.notes, one.rank).touch()
             count += 1
             if why or os.WIFSIGNALED(status):
-                self.ends[one.rank] = why or f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+                self.ends[one.rank] = why or f"was ended by {signal_name(-os.WTERMSIG(status))}"
         return count
 
     def kill(self) -> None:

@@ -19,6 +19,7 @@ from unicomm.flight_recorder.ring.reader import InputRemark
 from unicomm.flight_recorder.table.table import Table
 
 from .forecast.forecast import Forecast, forecast
+from .forecast.timeline import Timeline
 from .forecast.topology import Topology
 from .hash_seeds import explain, with_other_seeds
 from .hollow.install import warm_up
@@ -176,11 +177,21 @@ def rehearse(
         if save_values is not None:
             save_recording(Path(save_values), [job.values(rank) for rank in chosen], ranks)
         details = read_details(job, chosen)
-        report, played = judge(table, rules or Rules(), details)
+        rules = rules or Rules()
+        report, judged, played = judge(table, rules, details)
         explain(report, other_seeds)
-        figures = topology and forecast(table, details, topology, job.nproc_per_node)
+        figures = None
+        if topology is not None:
+            partners, buffered = played.partners, rules.buffered
+            timeline = Timeline(table, details, topology, job.nproc_per_node, partners, buffered)
+            figures = forecast(timeline)
+            if report.good and not timeline.complete:
+                figures = None
+                report.remarks.append(
+                    InputRemark("", "no forecast: the times of some ranks' steps are not known")
+                )
         output = job.output(0).read_text(errors="replace")
-        return Rehearsal(report, played, chosen, output, _unusable(report, played, ends), figures or None)
+        return Rehearsal(report, judged, chosen, output, _unusable(report, judged, ends), figures)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -37,7 +37,7 @@ from .compat import Generator
 NAME, CAPABILITY, MEMORY = "simulated GPU", (9, 0), 80 << 30
 _CPU = torch.device("cpu")
 _TORCH = str(Path(torch.__file__).parent) + "/"
-_MOVES = {torch.Tensor.to, torch.Tensor.new_tensor, torch.Tensor.type}
+_MOVES = {torch.Tensor.to, torch.Tensor.type}  # their device may be any argument but the first
 
 
 def on_cpu(device: Any) -> Any:
@@ -45,6 +45,9 @@ def on_cpu(device: Any) -> Any:
     if isinstance(device, torch.device):
         return _CPU if device.type == "cuda" else device
     if isinstance(device, str):
+        of_type = device.removeprefix("torch.cuda.")
+        if of_type != device and of_type.endswith("Tensor"):
+            return f"torch.{of_type}"
         return "cpu" if device.partition(":")[0] == "cuda" else device
     if isinstance(device, int) and not isinstance(device, bool):
         return _CPU

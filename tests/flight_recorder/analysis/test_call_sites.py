@@ -17,7 +17,7 @@ LAST = Action("barrier", line=30)
 
 
 def rehearsed(first, others, ranks=4):
-    report, _ = judge(recorded([first] + [others] * (ranks - 1)), Rules())
+    report = judge(recorded([first] + [others] * (ranks - 1)), Rules()).report
     return report.main
 
 
@@ -84,7 +84,7 @@ def test_the_majority_decides_and_halves_do_not():
     longer, shorter = [REDUCE, METRIC, REDUCE, LAST], [REDUCE, REDUCE, LAST]
     programs = recorded([longer] * 3 + [shorter])
     assert judge(programs, Rules())[0].main.culprits == [3]
-    report, _ = judge(recorded([longer] * 2 + [shorter] * 2), Rules())
+    report = judge(recorded([longer] * 2 + [shorter] * 2), Rules()).report
     assert report.main.culprits == [0, 1, 2, 3]
     assert "no majority" in report.main.sentence
 
@@ -93,7 +93,7 @@ def test_the_majority_decides_and_halves_do_not():
 def test_a_message_from_a_line_of_its_own_is_named(more, fewer):
     many, few = Action(more, peer=1, line=5), Action(fewer, peer=0, line=6)
     alone = replace(many, line=9)
-    report, _ = judge(recorded([[many, alone, *[many] * 3], [few] * 4]), Rules())
+    report = judge(recorded([[many, alone, *[many] * 3], [few] * 4]), Rules()).report
     assert (report.main.verdict, report.main.culprits) == (Verdict.UNMATCHED_P2P, [0])
     assert report.main.edges[0].where.endswith(":9")
     assert any("it shows later" in line for line in report.main.evidence)
@@ -103,7 +103,7 @@ def test_a_line_with_as_many_messages_on_the_other_side_is_not_blamed():
     """The receiver leaves out a receive of the loop, and has one for the message at the end."""
     many, few = Action("send", peer=1, line=5), Action("recv", peer=0, line=6)
     last = replace(many, line=9), replace(few, line=10)
-    report, _ = judge(recorded([[*[many] * 4, last[0]], [*[few] * 3, last[1]]]), Rules())
+    report = judge(recorded([[*[many] * 4, last[0]], [*[few] * 3, last[1]]]), Rules()).report
     assert report.main.verdict is Verdict.UNMATCHED_P2P
     assert "of that line" not in report.main.sentence
 

@@ -86,7 +86,7 @@ def interpolated(points: Sequence[tuple[float, float]], data: float) -> float:
     if at == 0:
         return points[0][1]
     if at == len(points):
-        return points[-1][1] * max(1.0, data / points[-1][0])
+        return points[-1][1] * max(1.0, data / max(1.0, points[-1][0]))
     (a, t), (b, u) = points[at - 1], points[at]
     if a <= 0:
         return t + (u - t) * data / b

@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from unicomm.flight_recorder.table.table import Table
-
-from ..details import Details
 from .timeline import Flight, RankTime, Timeline
-from .topology import Topology
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,9 @@ class Forecast:
         return asdict(self)
 
 
-def forecast(table: Table, details: Mapping[int, Details], topology: Topology, per_node: int) -> Forecast:
-    """Returns the forecast for a table of recorded operations whose ranks are on nodes of `per_node`."""
-    timeline = Timeline(table, details, topology, per_node)
-    times = timeline.run()
+def forecast(timeline: Timeline) -> Forecast:
+    """Returns the figures of a timeline. Plays it."""
+    table, times = timeline.table, timeline.run()
     windows = [_windows(one) for one in times.values()]
     flying = [_merged(one.flights) for one in times.values()]
     figures = []
@@ -75,7 +70,7 @@ def forecast(table: Table, details: Mapping[int, Details], topology: Topology, p
     whole = {rank: (steps[0][0], steps[-1][1]) for rank, steps in zip(times, windows, strict=True)}
     length, exposed, under_way = sorted(figures)[len(figures) // 2] if figures else (0.0, 0.0, 0.0)
     return Forecast(
-        topology.name,
+        timeline.topology.name,
         len(table.ranks),
         len(figures),
         length,

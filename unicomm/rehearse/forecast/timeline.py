@@ -62,10 +62,19 @@ def data_bytes(table: Table) -> list[float]:
 
 
 class Timeline:
-    """Plays the recorded steps with times. `details`: the ranks' notes, with their processor times."""
+    """Plays the recorded steps with times. `details`: the ranks' notes, with their processor times.
+
+    `partners`: by row of a message, the row of the other side. `buffered`: whether sends do not wait for it.
+    """
 
     def __init__(
-        self, table: Table, details: Mapping[int, Details], topology: Topology, per_node: int
+        self,
+        table: Table,
+        details: Mapping[int, Details],
+        topology: Topology,
+        per_node: int,
+        partners: Mapping[int, int] | None = None,
+        buffered: bool = False,
     ) -> None:
         self.table, self.details, self.topology = table, details, topology
         self.bytes = data_bytes(table)
@@ -88,10 +97,16 @@ class Timeline:
         self._flights: dict[int, Flight] = {}
         self._here: dict[tuple[int, int], list[Flight]] = defaultdict(list)
         self._over: dict[int, float] = defaultdict(float)  # by group
-        self._sends: dict[tuple[int, int, int], deque[Flight]] = defaultdict(deque)
-        self._recvs: dict[tuple[int, int, int], deque[Flight]] = defaultdict(deque)
+        self._partners, self._buffered = partners or {}, buffered
+        for row, other in self._partners.items():
+            self.peer[row] = self.rank[other]  # also of a receive from any rank
         self._blocked: dict[int, list[int]] = defaultdict(list)  # by row
         self._ready = deque(sorted(details))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks came to their ends, after `run`."""
+        return all(self._at[rank] == len(one.events) for rank, one in self.details.items())
 
     def run(self) -> dict[int, RankTime]:
         """Returns each rank's times. Operations that never complete end a rank's."""
@@ -125,7 +140,7 @@ class Timeline:
         if issues and row not in self._flights:
             flight = self._flights[row] = Flight(row, self._clock[rank])
             self.of_rank[rank].flights.append(flight)
-            self._join(rank, row, flight)
+            self._join(row, flight)
         if issues and self.is_async[row]:
             # A transport that works on the rank's own core holds up what the rank computes meanwhile.
             self._clock[rank] += self._cost(row) * self.busy * self._cpu_part(row)
@@ -139,7 +154,7 @@ class Timeline:
             self._clock[rank] = flight.end
         return True
 
-    def _join(self, rank: int, row: int, flight: Flight) -> None:
+    def _join(self, row: int, flight: Flight) -> None:
         group, peer = self.group[row], self.peer[row]
         if self.kind[row] == OpKind.COLLECTIVE:
             here = self._here[group, self.seq[row]]
@@ -148,18 +163,23 @@ class Timeline:
                 begin = max(self._over[group], *(one.ready for one in here))
                 self._over[group] = begin + self._cost(row)
                 self._complete(here, begin, self._over[group])
-        elif peer not in self.table.source_of:
+        elif peer >= 0 and peer not in self.table.source_of:
             self._complete([flight], flight.ready, flight.ready + self._cost(row))
         else:
-            send = self.kind[row] == OpKind.SEND
-            channel = (group, rank, peer) if send else (group, peer, rank)
-            own, others = (self._sends, self._recvs) if send else (self._recvs, self._sends)
-            if others[channel]:
-                both = [others[channel].popleft(), flight]
-                begin = max(one.ready for one in both)
-                self._complete(both, begin, begin + self._cost(row))
-            else:
-                own[channel].append(flight)
+            other = self._flights.get(self._partners.get(row, -1))
+            if self._buffered:
+                self._join_buffered(row, flight, other)
+            elif other is not None:
+                begin = max(flight.ready, other.ready)
+                self._complete([flight, other], begin, begin + self._cost(row))
+
+    def _join_buffered(self, row: int, flight: Flight, other: Flight | None) -> None:
+        sends = self.kind[row] == OpKind.SEND
+        if sends:
+            self._complete([flight], flight.ready, flight.ready + self._cost(row))
+        if other is not None:
+            sent, received = (flight, other) if sends else (other, flight)
+            self._complete([received], max(sent.begin, received.ready), max(sent.end, received.ready))
 
     def _complete(self, flights: list[Flight], begin: float, end: float) -> None:
         for one in flights:

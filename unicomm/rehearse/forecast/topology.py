@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -62,7 +63,7 @@ PRESETS = {
     "8xMI300X": Link(6e-6, 448 * GB),
     "cpu": Link(5e-6, 10 * GB, shared=True, cpu=1.0),
 }
-_NETWORK = re.compile(r"(\d+)G")
+_NETWORK = re.compile(r"([1-9][0-9]{0,8})G")
 
 
 def load(text: str) -> Topology:
@@ -112,13 +113,15 @@ def from_table(data: Mapping[str, Any], name: str) -> Topology:
             name=str(data.get("name", name)),
             within=_link(data.get("within", {}), base.within),
             between=_link(data.get("between", {}), base.between),
-            cores=int(data.get("cores", base.cores)),
-            speed=float(data.get("speed", base.speed)),
-            crowded={int(n): float(factor) for n, factor in data.get("crowded", {}).items()},
+            cores=int(_number("cores", data.get("cores", base.cores))),
+            speed=_number("speed", data.get("speed", base.speed), positive=True),
+            crowded={
+                int(n): _number("crowded", f, positive=True) for n, f in data.get("crowded", {}).items()
+            },
             measured_within=_measured(data.get("measured_within", {})),
             measured_between=_measured(data.get("measured_between", {})),
         )
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{name}: {error}") from None
 
 
@@ -133,12 +136,31 @@ def slowdown(topology: Topology, local: int) -> float:
 def _link(data: Mapping[str, Any], base: Link) -> Link:
     if unknown := set(data) - {one.name for one in fields(Link)}:
         raise ValueError(f"a link has no {', '.join(sorted(unknown))}")
-    return replace(base, **data)
+    link = replace(base, **data)
+    _number("latency", link.latency)
+    _number("bandwidth", link.bandwidth, positive=True)
+    _number("cpu", link.cpu)
+    return link
+
+
+def _number(name: str, value: object, positive: bool = False) -> float:
+    """Returns a number of a file. Raises `ValueError` if it is none, negative, or 0 where that cannot be."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    if not good or (positive and not value):
+        raise ValueError(
+            f"{name} is {value!r}, and has to be a number {'above 0' if positive else 'from 0 on'}"
+        )
+    return float(value)  # type: ignore[arg-type]
 
 
 def _measured(data: Mapping[str, Any]) -> Measured:
+    if not all(points for by_size in data.values() for points in by_size.values()):
+        raise ValueError("a measured operation has no times")
     return {
-        op: {int(n): sorted((float(a), float(b)) for a, b in points) for n, points in by_size.items()}
+        op: {
+            int(n): sorted((_number("bytes", a), _number("seconds", b, positive=True)) for a, b in points)
+            for n, points in by_size.items()
+        }
         for op, by_size in data.items()
     }
 

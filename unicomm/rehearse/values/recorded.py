@@ -48,7 +48,7 @@ def read(path: Path) -> Recording:
             for calls in of_rank.values()
             for value in calls
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
         good = False
     if not good:
         raise ValueError(

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unicomm.flight_recorder.ring.endings import signal_name
+
 _GO, _NEVER = b"g", b"n"
 _LOOK = 0.5  # seconds between two looks at deadlines, and at the memory
 _LEAST_MEMORY = 0.05  # part of the machine's memory that has to be available
@@ -148,4 +150,4 @@ def _ended(one: _Rank, out: int) -> str:
     status = os.waitpid(one.pid, 0)[1]
     os.close(out)
     os.close(one.to)
-    return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else ""
+    return f"was ended by {signal_name(-os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else ""
