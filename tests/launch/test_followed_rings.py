@@ -1,5 +1,6 @@
 """FollowedRings: each operation is counted once, whenever it ends and however often the rings are read."""
 
+import json
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ import torch
 from tests.flight_recorder.rings import ALL_REDUCE, META
 from unicomm import _core
 from unicomm.flight_recorder.metrics import catalogue
+from unicomm.flight_recorder.ring.endings import describe_exception, describe_exits, describe_process
 from unicomm.launch.exporter import followed_rings
 from unicomm.launch.exporter.followed_rings import FollowedRings
 
@@ -61,6 +63,46 @@ def test_each_operation_counts_once(tmp_path, rings):
     assert done == {0: 70, 1: 50}
     assert counted(rings, catalogue.LOST) == {0: 0, 1: 0}
     assert counted(rings, catalogue.COLLECTIVES) == {0: 70, 1: 50}
+
+
+def states(rings):
+    """The states that ranks have."""
+    found = [labels for one, labels, value in rings.samples() if one is catalogue.STATE and value]
+    return {int(rank): state for rank, state in found}
+
+
+def test_rank_is_dead_only_once_it_has_ended(tmp_path, rings):
+    # A process notes who it is when it begins, long before it has a ring.
+    file = tmp_path / "h-rank00000-1.ending"
+    process = describe_process(0, 7, "h", 0, "", 0)
+    file.write_text(json.dumps(process))
+    rings.follow(tmp_path)
+    assert states(rings) == {0: "unknown"}
+    file.write_text(json.dumps(process | describe_exception(ValueError("x"), 1)))
+    assert states(rings) == {0: "dead"}
+    file.write_text(json.dumps(process))
+    for code, state in ((-9, "dead"), (0, "ended")):
+        (tmp_path / "h.exits").write_text(describe_exits("h", {0: code}, {0: 7}, {}, 1))
+        assert states(rings) == {0: state}
+
+
+@pytest.mark.parametrize("name", ["a\u200bb", "a\x1bb"])
+def test_folder_whose_name_cannot_be_printed(tmp_path, rings, name):
+    writer = Writer(tmp_path / name, 0)
+    writer.do(3)
+    rings.follow(tmp_path / name)
+    assert counted(rings) == {0: 3}
+
+
+def test_error_in_the_last_count_does_not_stop_the_next(tmp_path, rings, monkeypatch, capsys):
+    rings.follow(tmp_path / "first")
+    writer = Writer(tmp_path / "second", 0)
+    writer.do(3)
+    with monkeypatch.context() as patched:
+        patched.setattr(rings, "_count", lambda: 1 / 0)
+        rings.follow(tmp_path / "second")
+    assert "not counted: ZeroDivisionError" in capsys.readouterr().err
+    assert counted(rings) == {0: 3}
 
 
 def test_operations_that_end_late_and_out_of_order(tmp_path, rings):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,18 +72,26 @@ def collector():
             server.got.append((self.path, dict(self.headers), body))
             if server.silent.wait(0 if server.status else 30):
                 return
-            data = server.answer.SerializeToString()
+            data = server.page or server.answer.SerializeToString()
             self.send_response(server.status or 200)
-            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Type", server.kind)
+            if server.location:
+                self.send_header("Location", server.location)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def do_GET(self):
+            server.got.append(("GET " + self.path, {}, b""))
+            self.send_response(200)
+            self.end_headers()
 
         def log_message(self, *_):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.got, server.status, server.answer = [], 200, ExportMetricsServiceResponse()
+    server.page, server.kind, server.location = b"", "application/x-protobuf", ""
     server.silent = threading.Event()
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
@@ -213,6 +222,58 @@ def test_a_collector_that_refuses(folder, collector):
     done = export(folder, "--otlp", collector.url)
     assert done.returncode == 2
     assert "rejected 7 data points: too old" in done.stderr
+
+
+def test_what_is_no_collector_is_not_sent_to(folder, collector):
+    collector.status, collector.location = 302, "/login"
+    done = export(folder, "--otlp", collector.url)
+    assert done.returncode == 2
+    assert "answered 302 Found, a redirection to /login" in done.stderr
+    assert [path for path, _, _ in collector.got] == ["/v1/metrics"]
+    collector.status, collector.location, collector.page = 200, "", b"<html>it works</html>"
+    for kind, said in (
+        ("text/html", "answered with text/html: it is no collector"),
+        ("application/x-protobuf", "gave an answer that no collector gives"),
+        ("application/json", "gave an answer that no collector gives"),
+    ):
+        collector.kind = kind
+        done = export(folder, "--otlp", collector.url)
+        assert done.returncode == 2, kind
+        assert said in done.stderr
+    collector.page = b'{"partialSuccess": {"rejectedDataPoints": "3", "errorMessage": "old"}, "more": 1}'
+    done = export(folder, "--otlp", collector.url)
+    assert done.returncode == 2
+    assert "rejected 3 data points: old" in done.stderr
+
+
+def test_a_port_that_speaks_something_else(folder):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            peer, _ = server.accept()
+            with peer:
+                peer.sendall(b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0\r\n")  # settings of HTTP/2
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done = export(folder, "--otlp", f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert done.returncode == 2
+    assert "is it the port of gRPC?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:abc", "http://[::1", "http://local host/a b", "http://:4318"]
+)
+def test_urls_that_name_no_collector(folder, url):
+    done = export(folder, "--otlp", url)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "http://" in done.stderr
 
 
 def test_a_collector_that_does_not_answer(folder, collector):

@@ -6,9 +6,10 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
+from http.client import HTTPException
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from google.protobuf.json_format import MessageToJson
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -32,6 +33,16 @@ class CollectorError(OSError):
 
 
 _MOST = (1 << 63) - 1  # of an integer of OTLP
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: urllib would go on with a GET, which carries no metrics."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_StayHere)
 
 
 def request(taken: Samples) -> ExportMetricsServiceRequest:
@@ -77,7 +88,11 @@ def send(message: ExportMetricsServiceRequest, url: str, timeout: float = TIMEOU
     A URL without a path is that of the collector itself. `OTEL_EXPORTER_OTLP_HEADERS` adds headers. Raises
     `CollectorError`.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise CollectorError(f"{url}: {error}; use http://HOST:4318") from None
     if not parts.hostname:
         raise CollectorError(f"{url} names no host: use http://HOST:4318")
     if parts.path in ("", "/"):
@@ -89,28 +104,42 @@ def send(message: ExportMetricsServiceRequest, url: str, timeout: float = TIMEOU
     }
     try:
         post = urllib.request.Request(where, message.SerializeToString(), headers, method="POST")
-        with urllib.request.urlopen(post, timeout=timeout) as answer:
+        with _opener.open(post, timeout=timeout) as answer:
             data = answer.read(_MOST_ANSWER)
             kind = answer.headers.get("Content-Type", "")
     except urllib.error.HTTPError as error:
         with error:
-            raise CollectorError(f"{where} answered {error.code} {error.reason}") from None
+            other = error.headers.get("Location")
+            hint = f", a redirection to {other}: give that URL if it is the collector's" if other else ""
+            raise CollectorError(f"{where} answered {error.code} {error.reason}{hint}") from None
+    except HTTPException as error:
+        found = f"{type(error).__name__}: {error}".strip(": ")
+        raise CollectorError(
+            f"{where} does not speak HTTP/1.1 ({found}): is it the port of gRPC? That of HTTP is 4318"
+        ) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
         raise CollectorError(f"{where} cannot be reached: {why}") from None
-    return read_answer(data, where) if "protobuf" in kind else ""
+    return read_answer(data, where, kind)
 
 
-def read_answer(data: bytes, where: str) -> str:
+def read_answer(data: bytes, where: str, kind: str = "application/x-protobuf") -> str:
     """Returns the remark in the answer of the collector at `where`, "" without one.
 
-    Raises `CollectorError` when it has rejected data.
+    `kind`: its Content-Type. Raises `CollectorError` when it has rejected data or is no collector's.
     """
     response = ExportMetricsServiceResponse()
     try:
-        response.ParseFromString(data)
-    except DecodeError:
-        return ""
+        if not data:
+            pass  # all was taken
+        elif "protobuf" in kind:
+            response.ParseFromString(data)
+        elif "json" in kind:
+            Parse(data, response, ignore_unknown_fields=True)
+        else:
+            raise CollectorError(f"{where} answered with {kind or 'no type of content'}: it is no collector")
+    except (DecodeError, ParseError, ValueError, RecursionError) as error:
+        raise CollectorError(f"{where} gave an answer that no collector gives: {error}") from None
     partial = response.partial_success
     if partial.rejected_data_points:
         raise CollectorError(

@@ -71,9 +71,9 @@ def samples(table: Table, report: Report | None, totals: Totals) -> Samples:
     found = list(totals.samples())
     for source in table.sources:
         found += _rank(table, source, totals)
-    present = set(table.source_of)
-    for rank in sorted({e.rank for e in table.endings if e.rank >= 0} - present):
-        found += _states(rank, "dead")  # it ended before it had a ring
+    without_ring = {e.rank: e for e in table.endings if e.rank >= 0 and e.rank not in table.source_of}
+    for rank, ending in sorted(without_ring.items()):
+        found += _states(rank, "unknown" if not ending.over else "dead" if ending.exit_code != 0 else "ended")
     found += _lateness(table)
     if report is not None:
         found += _verdict(table, report, totals)

@@ -107,13 +107,17 @@ class Ending:
     library: tuple[str, ...] = ()
 
     @property
+    def over(self) -> bool:
+        """Whether the process is known to have ended. A process notes who it is as soon as it begins."""
+        return bool(self.raised or self.exit_call or self.exit_code is not None or self.stacks.crash)
+
+    @property
     def alive_ns(self) -> int:
         """When the process was seen to live: when it was asked for its stacks, or got SIGTERM; else 0.
 
         Launchers end the ranks that are left when one has failed.
         """
-        by_itself = self.raised or self.exit_call or self.exit_code is not None or self.stacks.crash
-        return 0 if by_itself or not self.stacks.threads else self.stacks.at_ns
+        return 0 if self.over or not self.stacks.threads else self.stacks.at_ns
 
     def place(self, frames: tuple[Place, ...]) -> Place | None:
         """Returns the user's own place among frames, the innermost first; None without frames."""

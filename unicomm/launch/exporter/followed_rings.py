@@ -26,6 +26,7 @@ from unicomm.flight_recorder.ring.folder import SUFFIX
 from unicomm.flight_recorder.ring.reader import HEADER, MAGIC, Ring, State, owners, read_folder
 from unicomm.flight_recorder.table.builder import TableBuilder
 from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.texts import printable
 
 _LOOK = 0.25  # seconds between two looks at the rings' headers
 _SHARE = 0.1  # the most of a core that counting takes between scrapes
@@ -71,7 +72,10 @@ class FollowedRings:
     def follow(self, folder: Path) -> None:
         """Goes on with the rings of another start of the ranks."""
         with self._lock:
-            self._count()  # what the former ranks did last
+            try:
+                self._count()  # what the former ranks did last
+            except Exception as error:  # the new ones are still to be followed
+                _tell("not counted", error)
             self._folder, self._places = folder, {}
             self._taken_at = -_FRESH
 
@@ -83,7 +87,7 @@ class FollowedRings:
                 try:
                     report = analyze(table) if table.sources else None
                 except Exception as error:  # damaged rings: the counters are still good
-                    print(f"no verdict: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    _tell("no verdict", error)
                     report = None
                 self._taken = samples(table, report, self._totals).samples
                 self._taken_at = time.monotonic()
@@ -99,8 +103,8 @@ class FollowedRings:
                     continue
                 with self._lock:
                     self._count()
-            except Exception as error:  # the next scrape may do better
-                print(f"not counted: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            except Exception as error:  # the next look may do better
+                _tell("not counted", error)
             time.sleep((time.perf_counter() - began) * (1 / _SHARE - 1))
 
     def _filling(self) -> bool:
@@ -129,7 +133,7 @@ class FollowedRings:
             for ring in sorted(rings, key=lambda r: (r.rank, -int(r.header["start_real_ns"]))):
                 builder.add_ring(ring)
                 count, lost = self._places.setdefault(ring.path, _Place()).advance(ring)
-                by_path[ring.path] = ring, count
+                by_path[printable(ring.path)] = ring, count  # as the table names it
                 self._totals.lose(next((rank for rank, _ in owners(ring)), ring.rank), lost)
             trusted = trusted_owners(self._folder)
             for path in side_files(self._folder):
@@ -144,6 +148,10 @@ class FollowedRings:
                 fresh[source.begin : source.end] = rows
         self._totals.add(table, fresh, offsets_of(table))
         return table
+
+
+def _tell(what: str, error: Exception) -> None:
+    print(f"{what}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 def _of_rank(ring: Ring, count: Column, rank: int) -> Any:
