@@ -233,6 +233,19 @@ def test_the_tables_of_all_traces_are_counted(job, notes):
     assert read_by_all(job, notes, memory=1 << 26) == []
 
 
+def test_groups_of_too_many_members_take_no_memory(job, notes, tmp_path):
+    def more(trace):
+        group = {**trace[KEY]["groups"][0], "ranks": "0-262142"}
+        trace[KEY]["groups"] += [group] * 300
+
+    paths = changed(job, tmp_path, more)
+    grown = measured_memory()
+    errors = read_by_all(paths, notes)
+    assert grown() < 256 << 20
+    assert errors
+    assert all("more members than a job can have" in str(error) for error in errors)
+
+
 def test_events_that_are_kept_are_counted(job, notes, tmp_path):
     """A million kernels in a compressed trace of some kB."""
     kernel = b'{"ph":"X","cat":"kernel","name":"k","ts":8,"dur":3,"pid":0,"tid":7},'

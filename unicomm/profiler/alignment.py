@@ -73,7 +73,10 @@ def align(found: Operations) -> Clocks:
         known |= {clock: at - typical for clock, at in together.items()}
         tied.append(set(together))
     tied += [{clock} for clock in names.values() if clock not in known]
-    named = [sorted(r for r in ranks if clock_of[r] in clocks) for clocks in tied]
+    with_clock: dict[int, list[int]] = {}
+    for rank, clock in clock_of.items():
+        with_clock.setdefault(clock, []).append(rank)
+    named = [sorted(rank for clock in clocks for rank in with_clock.get(clock, ())) for clocks in tied]
     named.sort(key=lambda t: (-len(t), t))
     return Clocks({rank: round(known.get(clock_of[rank], 0.0)) for rank in ranks}, named)
 

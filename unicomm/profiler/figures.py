@@ -315,8 +315,11 @@ def _figures(
         )
     )
     out.delays = _delays(found, joined, cost)
-    for rank in found.ranks.tolist():
-        rows = np.flatnonzero(found.rank == rank)
+    by_rank = np.argsort(found.rank, kind="stable")
+    ranks = found.ranks.tolist()
+    begins = np.searchsorted(found.rank[by_rank], ranks).tolist()
+    for rank, begin, end in zip(ranks, begins, [*begins[1:], len(by_rank)], strict=True):
+        rows = by_rank[begin:end]
         compared = (found.kind[rows] == OpKind.COLLECTIVE) & (joined.members[rows] > 1) & found.placed[rows]
         several = rows[compared]
         out.ranks.append(

@@ -26,6 +26,7 @@ from .chrome import NOTHING, Reader, TraceError, base_of
 from .trace_table import KEY, REPLAY, TraceTable, read
 
 _KEPT = 160  # bytes of a row in `Operations`
+_MOST_BYTES = 1 << 45  # of an operation: so many of a million operations have a sum in 64 bits
 _UNDESCRIBED = ("undefined", "default_pg")  # what torch says of groups that the program does not describe
 
 
@@ -298,7 +299,7 @@ def load_traces(paths: Sequence[Path], memory: Memory | None = None) -> tuple[li
         files[-1].rows = gatherer.add(table.rank, table)
         files[-1].dropped = table.dropped
         gatherer.length += files[-1].rows
-        table.columns = {}
+        table.columns, table.groups = {}, []  # gathered; what is left says whose trace it is
         tables[table.rank] = table
     return sorted(files, key=lambda f: f.rank), gatherer.finish()
 
@@ -322,7 +323,8 @@ def from_recorder(table: Table) -> Operations:
     elements = np.maximum(calls.in_numel, calls.out_numel)
     dtype = np.where(calls.in_dtype > 0, calls.in_dtype, calls.out_dtype)
     width = np.asarray([item_size(name) if name else 0 for name in table.dtypes] or [0], np.int64)
-    size = (elements * width[dtype])[call]
+    largest = _MOST_BYTES // np.maximum(width, 1)[dtype]  # a damaged dump may have any number
+    size = (np.minimum(elements, largest) * width[dtype])[call]
     over = (table.state == State.COMPLETED) | (table.state == State.FAILED)
     last = {
         s.rank: max(s.as_of_ns, int(np.max(table.completed_ns[s.begin : s.end], initial=0)))

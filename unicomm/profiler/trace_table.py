@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
 from unicomm.flight_recorder.ring.reader import STATES
-from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks
+from unicomm.flight_recorder.texts import MOST_RANKS, rank_ranges
 
 from .chrome import LATEST, TraceError
 
@@ -77,7 +78,10 @@ def read(data: Any, where: str) -> TraceTable:
                 f"{where}: version {data['version']} of the table is not known here ({VERSIONS[-1]} is);"
                 " read it with the unicomm that wrote it"
             )
-        groups = [_group(entry) for entry in data["groups"]]
+        members = [rank_ranges(str(entry["ranks"]), MOST_RANKS) for entry in data["groups"]]
+        if sum(len(part) for parts in members for part in parts) > _MOST_MEMBERS:  # before they take memory
+            raise ValueError("the groups have more members than a job can have")
+        groups = [_group(*each) for each in zip(data["groups"], members, strict=True)]
         columns = _columns(data["columns"], data["rows"], data["version"])
         if any(not 0 <= group < len(groups) for group in set(columns["group"])):
             raise ValueError("a row belongs to no group")
@@ -85,8 +89,6 @@ def read(data: Any, where: str) -> TraceTable:
         spans += [(min(columns[name]), max(columns[name])) for name in _TIMES if columns[name]]
         if any(not isinstance(t, int) or not 0 <= t < LATEST for span in spans for t in span):
             raise ValueError("a time is out of range")
-        if sum(len(group.ranks) for group in groups) > _MOST_MEMBERS:
-            raise ValueError("the groups have more members than a job can have")
         if not all(_SPLITS.fullmatch(text) for text in {*columns["in_splits"], *columns["out_splits"]}):
             raise ValueError("the parts of a row are no numbers")
         if not set(columns["state"]) <= set(STATES):
@@ -140,8 +142,8 @@ def _number(value: Any) -> int:
     return int(value)
 
 
-def _group(entry: dict[str, Any]) -> Group:
-    ranks = tuple(parse_ranks(str(entry["ranks"]), MOST_RANKS))
+def _group(entry: dict[str, Any], members: list[range]) -> Group:
+    ranks = tuple(chain.from_iterable(members))
     texts = ("uid", "name", "group_name", "description", "backend")
     group = Group(**{key: unquote(str(entry[key])) for key in texts}, ranks=ranks, rank=int(entry["rank"]))
     if not 0 <= group.rank < len(ranks):

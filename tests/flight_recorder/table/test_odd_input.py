@@ -139,15 +139,18 @@ def test_peers_that_no_job_has(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int16777216" + 20 * "0", "int" + 5000 * "9", "int0"], ids=lambda name: name[:8]
+    "dtype", ["Float", "int16777216" + 20 * "0", "int" + 5000 * "9", "int0"], ids=lambda name: name[:8]
 )
 def test_types_of_more_bits_than_any_has(dtype, tmp_path):
     data = dump()
     data["entries"][1] |= {"input_dtypes": [dtype], "input_sizes": [[2**62]]}
     (tmp_path / "rank0.json").write_text(json.dumps(data))
     assert '"error"' not in reported(tmp_path)
-    of_sums = next(o for o in figures.report([tmp_path]).operations if o.op == "all_reduce")
-    assert of_sums.bytes >= 2**62
+    for elements in (2**61, 2**62, 2**63 - 1):
+        data["entries"][1] |= {"input_sizes": [[elements]]}
+        (tmp_path / "rank0.json").write_text(json.dumps(data))
+        of_sums = next(o for o in figures.report([tmp_path]).operations if o.op == "all_reduce")
+        assert of_sums.bytes > 2**44  # as for a size that no operation has, not what is left of it in 64 bits
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:12])

@@ -6,7 +6,8 @@ job (unicomm/launch/hub/server.py). top.py draws a snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,7 @@ def _job(rings: list[Ring]) -> LiveJob:
             ours.append((rank, ring, comms))
             for comm in comms:
                 groups.setdefault(comm.uid, {})[comm.rank] = _Member(rank, ring, comm)
+    missing = _Missing(groups)
     for rank, ring, comms in ours:
         indices = [comm.index for comm in comms]
         records = ring.records[np.isin(ring.records["comm"], indices)]
@@ -219,7 +221,7 @@ def _job(rings: list[Ring]) -> LiveJob:
         rank.operation.pending = max(0, pending - (not rank.operation.over))
         if int(record["state"]) != State.COMPLETED:
             comm = ring.comms[int(record["comm"])]
-            seen, unseen = _missing(rank, groups.get(comm.uid, {}), comm, record)
+            seen, unseen = missing.of(rank, comm, record)
             rank.waits_for = sorted(seen or unseen)
             for other in () if seen else unseen:
                 ranks.setdefault(other, Rank(other, ABSENT))
@@ -259,59 +261,106 @@ def _operation(ring: Ring, record: Any, group: str, now: int | None) -> CurrentO
     )
 
 
-def _missing(rank: Rank, group: _Group, comm: Comm, record: Any) -> tuple[set[int], set[int]]:
-    """Returns the ranks that keep an operation from completing: those with a ring here, and the others."""
-    numbers = comm.ranks
-    seen, unseen = set(), set()
-    p2p = bool(int(record["flags"]) & P2P)
-    for inside in [int(record["peer"])] if p2p else range(comm.size):
-        if inside == comm.rank or inside not in range(len(numbers)):
-            continue
-        member = group.get(inside)
+@dataclass
+class _HoldingUp:
+    """The members that keep a collective from completing.
+
+    Attributes:
+        absent: those that have not joined it.
+        gone: those that have, and are now stopped or dead.
+        unseen: those without a ring here, as ranks of the job.
+    """
+
+    absent: list[_Member] = field(default_factory=list)
+    gone: list[_Member] = field(default_factory=list)
+    unseen: list[int] = field(default_factory=list)
+
+
+class _Missing:
+    """Who keeps an operation from completing. All members of a group share the answer for a collective."""
+
+    def __init__(self, groups: Mapping[str, _Group]) -> None:
+        self._groups = groups
+        self._known: dict[tuple[str, int, int], _HoldingUp] = {}
+
+    def of(self, rank: Rank, comm: Comm, record: Any) -> tuple[set[int], set[int]]:
+        """Returns the ranks that keep an operation of `rank` from completing: those with a ring here, and the
+        others."""
+        if int(record["flags"]) & P2P:
+            return self._of_message(rank, comm, record)
+        found = self._of_collective(comm, int(record["seq"]))
+        members = found.absent
+        # If both were killed or stopped in one operation, the first one is unknown. A member that has ended
+        # cleanly did so because the operation had failed, so it is not the cause.
+        if rank.process not in (STOPPED, DEAD):
+            members = members + found.gone
+        seen = {member.rank.rank for member in members if member.comm.rank != comm.rank}
+        return seen, set() if rank.process == DEAD else set(found.unseen)
+
+    def _of_collective(self, comm: Comm, seq: int) -> _HoldingUp:
+        key = comm.uid, seq, comm.size
+        if (known := self._known.get(key)) is not None:
+            return known
+        found = self._known[key] = _HoldingUp()
+        group = self._groups.get(comm.uid, {})
+        for inside, number in enumerate(comm.ranks[: comm.size]):
+            member = group.get(inside)
+            if member is None:
+                found.unseen.append(number)
+            elif member.comm.coll_completed >= seq:
+                continue
+            elif member.comm.coll_created < seq:
+                found.absent.append(member)
+            elif member.rank.process in (STOPPED, DEAD):
+                found.gone.append(member)
+        return found
+
+    def _of_message(self, rank: Rank, comm: Comm, record: Any) -> tuple[set[int], set[int]]:
+        peer = int(record["peer"])
+        if peer == comm.rank or peer not in range(len(comm.ranks)):
+            return set(), set()
+        member = self._groups.get(comm.uid, {}).get(peer)
         if member is None:
-            if rank.process != DEAD:
-                unseen.add(numbers[inside])
-        elif _holds_up(rank, member, comm, record, p2p):
-            seen.add(member.rank.rank)
-    return seen, unseen
-
-
-def _holds_up(rank: Rank, member: _Member, comm: Comm, record: Any, p2p: bool) -> bool:
-    """Returns whether a member has not joined an operation, or has joined it and is now stopped or dead."""
-    seq = int(record["seq"])
-    if p2p:
+            return set(), set() if rank.process == DEAD else {comm.ranks[peer]}
         theirs = member.ring.records
         wanted = 0 if int(record["flags"]) & RECEIVE else RECEIVE
         matching = (
             (theirs["comm"] == member.comm.index)
             & (theirs["flags"] & (P2P | RECEIVE) == (P2P | wanted))
             & (theirs["peer"] == comm.rank)
-            & (theirs["seq"] == seq)
+            & (theirs["seq"] == int(record["seq"]))
         )
         states = theirs["state"][matching]
-        arrived, completed = bool(len(states)), bool((states == State.COMPLETED).any())
-    else:
-        arrived, completed = member.comm.coll_created >= seq, member.comm.coll_completed >= seq
-    if not arrived or completed:
-        return not completed
-    # If both were killed or stopped in one operation, the first one is unknown. A member that has ended
-    # cleanly did so because the operation had failed, so it is not the cause.
-    return member.rank.process in (STOPPED, DEAD) and rank.process not in (STOPPED, DEAD)
+        if (states == State.COMPLETED).any():
+            return set(), set()
+        gone = member.rank.process in (STOPPED, DEAD) and rank.process not in (STOPPED, DEAD)
+        return {member.rank.rank} if gone or not len(states) else set(), set()
 
 
 def _cycle(edges: dict[int, list[int]]) -> list[int]:
     """Returns ranks that wait for each other in a cycle, or []."""
     left = {rank: [o for o in others if o in edges] for rank, others in edges.items()}
-    while ends := [rank for rank, others in left.items() if not others]:
-        for rank in ends:
-            del left[rank]
-        left = {rank: [o for o in others if o in left] for rank, others in left.items()}
-    if not left:
+    count = {rank: len(others) for rank, others in left.items()}
+    waiting = defaultdict(list)
+    for rank, others in left.items():
+        for other in others:
+            waiting[other].append(rank)
+    ends = [rank for rank, n in count.items() if not n]
+    for end in ends:  # which grows
+        for rank in waiting[end]:
+            count[rank] -= 1
+            if not count[rank]:
+                ends.append(rank)
+    cyclic = {rank for rank, n in count.items() if n}
+    if not cyclic:
         return []
-    path = [min(left)]
-    while left[path[-1]][0] not in path:
-        path.append(left[path[-1]][0])
-    return path[path.index(left[path[-1]][0]) :]
+    path, at = [min(cyclic)], {min(cyclic): 0}
+    while True:
+        after = next(other for other in left[path[-1]] if other in cyclic)
+        if after in at:
+            return path[at[after] :]
+        at[after] = len(path)
+        path.append(after)
 
 
 def _blockers(ranks: list[Rank], edges: dict[int, list[int]]) -> list[Blocker]:

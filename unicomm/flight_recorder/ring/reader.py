@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,16 @@ class RingError(ValueError):
     """The bytes are not a ring, or the ring is damaged; the message says how."""
 
 
+@lru_cache(8)
+def _ranks(text: str, size: int) -> list[int]:
+    """Returns the list that the members of a communicator share: each of their rings has the text."""
+    try:
+        ranks = parse_ranks(text, max(size, 1))
+    except ValueError:
+        ranks = []
+    return ranks if len(ranks) == size else list(range(min(size, MOST_RANKS)))
+
+
 @dataclass(frozen=True)
 class Comm:
     """A communicator in a ring. `rank` and `size` count within it; `ranks_text` is text of `format_ranks`."""
@@ -141,11 +151,7 @@ class Comm:
     @cached_property
     def ranks(self) -> list[int]:
         """The members' ranks in the job, by their rank in the communicator; 0, 1, ... if they are damaged."""
-        try:
-            ranks = parse_ranks(self.ranks_text, max(self.size, 1))
-        except ValueError:
-            ranks = []
-        return ranks if len(ranks) == self.size else list(range(min(self.size, MOST_RANKS)))
+        return _ranks(self.ranks_text, self.size)
 
     def in_job(self, rank: int) -> int:
         """Returns the rank in the job of the member `rank`; `rank` itself if there is no such member."""

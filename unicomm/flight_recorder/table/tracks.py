@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 
 from .table import Column
@@ -12,12 +14,13 @@ def side_by_side(begin: Column, end: Column) -> Column:
     until = np.maximum(end, begin + 1)
     if (begin[1:] >= np.maximum.accumulate(until)[:-1]).all():
         return np.zeros(len(begin), np.int64)
-    free: list[int] = []  # when each track is free again
+    free: list[int] = []  # tracks, the first one on top
+    taken: list[tuple[int, int]] = []  # until when each other track is, the earliest on top
     out = []
     for b, e in zip(begin.tolist(), until.tolist(), strict=True):
-        at = next((i for i, last in enumerate(free) if last <= b), len(free))
-        if at == len(free):
-            free.append(0)
-        free[at] = e
+        while taken and taken[0][0] <= b:
+            heapq.heappush(free, heapq.heappop(taken)[1])
+        at = heapq.heappop(free) if free else len(taken)
+        heapq.heappush(taken, (e, at))
         out.append(at)
     return np.asarray(out, np.int64)
