@@ -9,7 +9,6 @@ namespace unicomm {
 namespace {
 
 constexpr int kMostDims = 64;
-constexpr int kShapes = 4;
 
 // The letters of Python's struct module. What depends on the machine is told by the size.
 DType dtype_of(const char* format, Py_ssize_t size) {

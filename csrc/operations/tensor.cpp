@@ -124,7 +124,8 @@ bool is_contiguous(const DLTensor& t) {
 
 // Without the exchange API: unicomm.comms.operations.dtypes.describe returns (data_ptr, dtype code, bytes of
 // an element, contiguous, DLPack device type, shape).
-thread_local int64_t fallback_shape[64];
+thread_local int64_t fallback_shapes[kShapes][64];
+thread_local int last_shape = 0;
 
 bool read_by_methods(PyObject* object, Tensor& out) {
     static PyObject* describe = nullptr;
@@ -149,11 +150,12 @@ bool read_by_methods(PyObject* object, Tensor& out) {
         out.device_type = device;
         out.ndim = static_cast<int32_t>(tuple_size(shape) < 64 ? tuple_size(shape) : 64);
         out.numel = 1;
+        int64_t* own = fallback_shapes[last_shape = (last_shape + 1) % kShapes];
         for (int i = 0; i < out.ndim; ++i) {
-            fallback_shape[i] = PyLong_AsLongLong(tuple_item(shape, i));
-            out.numel *= fallback_shape[i];
+            own[i] = PyLong_AsLongLong(tuple_item(shape, i));
+            out.numel *= own[i];
         }
-        out.shape = fallback_shape;
+        out.shape = own;
         out.bytes = out.numel * element;
     }
     Py_DECREF(tuple);

@@ -9,11 +9,14 @@ typedef struct _object PyObject;  // declared here for the files that do not inc
 
 namespace unicomm {
 
+// Shapes that a thread keeps of what it has read without that API: the ones that were read last.
+constexpr int kShapes = 4;
+
 struct Tensor {
     void* data = nullptr;
     int64_t numel = 0;
     int64_t bytes = 0;
-    const int64_t* shape = nullptr;  // valid while the Python object lives and is not resized
+    const int64_t* shape = nullptr;  // valid while the object lives and is not resized, or see `kShapes`
     int32_t ndim = 0;
     int32_t device_type = 0;  // as in DLPack: 1 is the CPU
     DType dtype = DType::kNone;

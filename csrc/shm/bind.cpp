@@ -50,7 +50,8 @@ std::vector<Buffer> buffers_of(const std::vector<Tensor>& tensors, nb::handle sp
     const Tensor& t = tensors[0];
     if (splits.is_none()) return equal_parts(t, world);
     char* at = static_cast<char*>(t.data);
-    uint64_t rows = t.ndim > 0 ? static_cast<uint64_t>(t.shape[0]) : 1;
+    uint64_t rows = 0;  // the splits have them all; shapes of several tensors may share their memory
+    for (nb::handle h : splits) rows += nb::cast<uint64_t>(h);
     uint64_t row = rows ? static_cast<uint64_t>(t.bytes) / rows : 0;
     for (nb::handle h : splits) {
         uint64_t bytes = nb::cast<uint64_t>(h) * row;

@@ -100,7 +100,8 @@ class FastPath : public FastCalls {
             return no();
         if (!reduction(op, in.dtype, red)) return no();
         if (in.dtype != out.dtype || in.numel != out.numel * b_.world() || overlap(in, out)) return no();
-        return run(OpCode::kReduceScatterSingle, static_cast<Red>(red), -1, in, out, out.numel, true, output, input);
+        return run(OpCode::kReduceScatterSingle, static_cast<Red>(red), -1, in, out, out.numel, true, output,
+                   input);
     }
 
     nb::object all_to_all_single(nb::handle output, nb::handle input, nb::handle async_op, nb::handle hints,
@@ -131,7 +132,9 @@ class FastPath : public FastCalls {
         std::vector<shm::Message> messages;
         for (size_t i = 0; i < count; ++i) {
             shm::Message m;
-            if (!read_item(list_item(items.ptr(), Py_ssize_t(i)), m, tensors[i])) return no();
+            nb::object value;
+            if (!read_item(list_item(items.ptr(), Py_ssize_t(i)), m, tensors[i], value)) return no();
+            if (count > kShapes && !has_exchange_api(value.ptr())) return no();  // its shape would not last
             messages.push_back(m);
         }
         // What is received may not overlap anything else.
@@ -172,9 +175,9 @@ class FastPath : public FastCalls {
     uint64_t next_pair_seq(int peer, bool send) { return ++pairs_[2 * size_t(peer) + send]; }
 
   private:
-    bool read_item(nb::handle item, shm::Message& m, Tensor& t) {
-        nb::object kind = nb::getattr(item, kind_, nb::none()),
-                   value = nb::getattr(item, tensor_, nb::none());
+    bool read_item(nb::handle item, shm::Message& m, Tensor& t, nb::object& value) {
+        nb::object kind = nb::getattr(item, kind_, nb::none());
+        value = nb::getattr(item, tensor_, nb::none());
         nb::object peer = nb::getattr(item, peer_, nb::none());
         if (!PyUnicode_CheckExact(kind.ptr()) || !PyLong_CheckExact(peer.ptr())) return false;
         m.send = kind.equal(send_);

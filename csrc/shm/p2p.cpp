@@ -124,6 +124,18 @@ Transfer* Exchange::early_from(int peer, uint32_t tag) {
     return nullptr;
 }
 
+// Whether an earlier receive takes what `t` would take from `peer`. In this pass its turn came before that
+// message was at the front; it gets the next one.
+bool Exchange::wanted_before(const Transfer& t, int peer) const {
+    for (const Transfer& earlier : transfers_) {
+        if (&earlier == &t) return false;
+        if (waits(earlier) && earlier.message.tag == t.message.tag &&
+            (earlier.message.peer == peer || earlier.message.peer < 0))
+            return true;
+    }
+    return false;
+}
+
 // Whether a message from `peer` is for `t`: one that has arrived early, or the one at the front of the
 // channel. A message goes to the first receive, in the order of the calls, that accepts it.
 bool Exchange::match(Transfer& t, int peer) {
@@ -138,7 +150,7 @@ bool Exchange::match(Transfer& t, int peer) {
     if (closed_[size_t(peer)] == pass_) return false;
     ChunkHeader header;
     if (front(peer, header)) {
-        if (header.tag != t.message.tag) return false;
+        if (header.tag != t.message.tag || wanted_before(t, peer)) return false;
         t.number = ends.received++;
         t.message.peer = peer;
         return true;

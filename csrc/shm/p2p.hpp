@@ -62,6 +62,7 @@ class Exchange {
     void step_send(Transfer& t);
     Fault step_recv(Transfer& t);
     bool match(Transfer& t, int peer);
+    bool wanted_before(const Transfer& t, int peer) const;
     bool front(int peer, ChunkHeader& header);
     // The chunks of this message that have arrived: 0 if another one is the next in the channel.
     uint64_t arrived(const Message& m);

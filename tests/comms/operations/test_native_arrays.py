@@ -112,3 +112,18 @@ def test_arrays_are_free_again(comm):
     array.resize(9)
     comm.all_reduce(array, ReduceOp.SUM)
     assert [int(record["in_numel"]) for record in recorded.of(comm)] == [4, 9]
+
+
+def test_records_of_a_long_batch_have_their_own_shapes():
+    def program(comm):
+        me, batch = comm.get_rank(), comm.batch_op_create()
+        arrays = [np.full((k, 2), float(me), np.float32) for k in range(1, 8)]
+        for x in arrays:
+            (batch.recv if me else batch.send)(x, 1 - me)
+        batch.issue(False)
+        side = "out" if me else "in"
+        dims = [tuple(r[f"{side}_dims"][: r[f"{side}_ndim"]]) for r in recorded.of(comm)]
+        assert [d for d in dims if d] == [x.shape for x in arrays]
+        assert not any(x.any() for x in arrays)
+
+    run_ranks(program, 2)

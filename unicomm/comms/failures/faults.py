@@ -31,7 +31,7 @@ from unicomm.comms.errors import (
     UnsupportedError,
 )
 from unicomm.comms.operations.call import CHECKED
-from unicomm.comms.operations.dtypes import DTYPES, NAMES
+from unicomm.comms.operations.dtypes import DTYPES, NAMES, OTHER
 from unicomm.comms.operations.recording import OTHER_ERROR
 from unicomm.comms.operations.reduction import REDUCTION_NAMES
 from unicomm.comms.operations.table import BY_CODE, Kind
@@ -390,6 +390,8 @@ def _different_calls(fault: Fault) -> str:
 def _call(claim: Claim) -> str:
     row, dtype = BY_CODE.get(claim.op), NAMES.get(claim.dtype, "?")
     arguments = []
+    if claim.dtype == OTHER and row and row.same_count and (which := claim.extra & ~CHECKED):
+        dtype = f"{dtype} type #{which:08x}"
     if claim.dtype:
         arguments.append(f"{dtype}[{claim.amount}]" if row and row.same_count else dtype)
     if row and not row.same_count and (sizes := claim.extra & ~CHECKED):

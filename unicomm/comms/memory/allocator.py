@@ -31,7 +31,8 @@ class MemAllocator:
 
     The memory belongs to the process, not to the communicator: every communicator of the same backend in this
     process uses it directly, including later ones, and it is freed with the last tensor on it, even after
-    `finalize`. A forked child shares its parent's tensors: each sees what the other writes.
+    `finalize`. A forked child shares its parent's tensors: each sees what the other writes, and what the
+    parent frees the child has lost. Give children clones.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import zlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from unicomm.comms.errors import InvalidArgumentError
 
 from .arrays import NoTensorError, as_tensor, is_array
 from .call import CHECKED, Call, Message
+from .dtypes import OTHER
 from .numbers import as_index
 from .reduction import ReduceOp, why_not
 from .table import OPERATIONS, Operation, Role, Size, TensorArg
@@ -72,6 +74,8 @@ class Checker:
             )
         if call.inputs and call.outputs and len(row.tensors) > 1:
             self._check_overlap(call, row)
+        if call.dtype_code == OTHER:  # types that share a number have elements of different sizes
+            call.extra ^= zlib.crc32(str(call.dtype).encode())
         return call
 
     def batch(self, messages: Sequence[Message]) -> None:
