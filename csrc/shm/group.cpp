@@ -266,11 +266,11 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
     if (!deep) return false;
     if (interrupted(fault)) return true;
     culprit_finder_.note_look(awaited, kind.anybody, kind.aside);
-    if (!kind.anybody && !kind.guessed) return deadlock_.check(awaited, kind, fault);
+    if (kind.guessed) return false;
+    if (!kind.anybody) return deadlock_.check(awaited, kind, fault);
     std::vector<int> others;
-    if (kind.guessed) others = awaited;
     for (int r = 0; r < world_; ++r) {
-        if (r != rank_ && std::find(others.begin(), others.end(), r) == others.end()) others.push_back(r);
+        if (r != rank_) others.push_back(r);
     }
     WaitKind of_any = kind;
     of_any.any = true;

@@ -3,14 +3,13 @@
 tests/processes/test_symmetric_memory.py has circles through the communicator as well.
 """
 
-import os
 import threading
 
 import pytest
 import torch
 
 from tests.symm.exchanges import shared
-from tests.wait_tables import Looks, looks
+from tests.wait_tables import Looks
 from unicomm import DeadlockError, symm
 from unicomm.testing import run_ranks
 
@@ -51,28 +50,51 @@ def test_a_deadlock_is_said_at_once(program, n):
 
 
 @pytest.mark.timeout(60)
-def test_a_signal_that_anybody_may_send_is_no_deadlock():
-    """Two name each other, but the third one signals both. Their waits stay in the wait table for a while
-    without being taken for a circle.
+@pytest.mark.parametrize(
+    "writer", ["its own thread", "the other's thread", "a team's thread", "a third rank"]
+)
+def test_a_word_that_anybody_may_write_is_no_deadlock(writer):
+    """Rank 0 waits for a word, the others for rank 0, and a thread that nobody waits for writes the word.
+
+    It may do so by a plain store, or through a team, of which the communicator knows nothing.
     """
-    late = threading.Event()
+    n = 3 if writer == "a third rank" else 2
 
     def rank(comm):
         symm.init(comm)
-        me = comm.get_rank()
-        pad = shared(comm, torch.zeros(1, dtype=torch.int64))
-        x = shared(comm, torch.zeros(1))
-        if me < 2:
-            symm.wait_signal(pad[0], 7, 1 - me, comm)
-        else:
-            late.wait(1.5)
-            assert looks(os.getpid())
-            Looks(2).wait(over=comm.is_aborted)
-            for peer in (0, 1):
-                symm.put_signal(x, pad[0], 7, peer, comm)
-        comm.barrier()
+        me, window = comm.get_rank(), comm.new_window()
+        pad, x = shared(comm, torch.zeros(1, dtype=torch.int64)), shared(comm, torch.zeros(1))
+        handle = symm.rendezvous(pad, comm)
+        team = comm.split([0, 1], "team") if writer == "a team's thread" else None
+        if team is not None:
+            symm.init_team(team, comm)
 
-    run_ranks(rank, 3, timeout=50)
+        def write():
+            Looks(1).wait(over=comm.is_aborted)
+            if team is not None:
+                symm.put_signal(x, pad[0], 7, 0, team)
+            elif writer == "a third rank":
+                symm.put_signal(x, pad[0], 7, 0, comm)
+            elif writer == "its own thread":
+                pad.fill_(7)
+            else:
+                handle.get_buffer(0, (1,), torch.int64).fill_(7)
+
+        late = threading.Thread(target=write)
+        if me == (0 if writer == "its own thread" else n - 1):
+            late.start()
+            if writer == "a third rank":
+                late.join()
+        if me == 0:
+            symm.wait_signal(pad[0], 7, 1, comm)
+        window.barrier(timeout=FOR_EVER)
+        if late.ident is not None:
+            late.join()
+        comm.barrier()
+        if team is not None:
+            team.finalize()
+
+    run_ranks(rank, n, timeout=50)
 
 
 @pytest.mark.timeout(60)

@@ -95,6 +95,30 @@ def test_atomics():
     )  # each value was seen once
 
 
+@pytest.mark.parametrize("shift", [1, 1024, -1, -1024])
+@pytest.mark.parametrize("count", [1 << 10, 4 << 20])
+def test_parts_of_the_own_tensor_that_overlap(shift, count):
+    """Large ones are stored past the caches, if all ranks move as much."""
+
+    def program(comm):
+        symm.init(comm)
+        me, window = comm.get_rank(), comm.new_window(symm.empty(count, dtype=torch.int64, comm=comm))
+        x, there, here = window.get_tensor(), max(shift, 0), max(-shift, 0)
+        length = count - abs(shift)
+        for move in ("put", "get"):
+            x.copy_(torch.arange(count))
+            wanted = x.clone()
+            wanted[there : there + length] = x[here : here + length].clone()
+            if move == "put":
+                window.put(x[here : here + length], me, there, False)
+            else:
+                window.get(x[there : there + length], me, here, False)
+            assert torch.equal(x, wanted), move
+        comm.barrier(False)
+
+    run_ranks(program, 2)
+
+
 def test_put_and_signal_on_a_symmetric_tensor():
     def program(comm):
         symm.init(comm)

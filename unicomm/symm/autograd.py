@@ -202,9 +202,10 @@ class ExpertExchange:
 
     def _check_rows(self, op: str, rows: Any, needed: int) -> None:
         self._check_open(op)
-        if not isinstance(rows, torch.Tensor) or rows.dtype != self.dtype or rows.device.type != "cpu":
+        device = self._own.device
+        if not isinstance(rows, torch.Tensor) or rows.dtype != self.dtype or rows.device != device:
             what = f"{rows.dtype} on {rows.device}" if isinstance(rows, torch.Tensor) else type(rows).__name__
-            self._fail(op, f"rows are {what}", f"pass a tensor of {self.dtype} on the CPU")
+            self._fail(op, f"rows are {what}", f"pass a tensor of {self.dtype} on {device}")
         if tuple(rows.shape) != (needed, self.width):
             self._fail(
                 op,

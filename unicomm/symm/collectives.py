@@ -19,6 +19,7 @@ from unicomm.comms.operations.numbers import as_index
 from unicomm.comms.operations.table import OPERATIONS
 
 from .exchange import Exchange, Refusal, done_fast, fast_of
+from .memory import synchronize
 
 Timeout = timedelta | float | None
 
@@ -106,6 +107,8 @@ def all_to_all_v(
         return fault, refusal
 
     call.run_rows(steps, "in_splits", input, [out])
+    if not received:
+        synchronize(comm, timeout)  # a device has recorded a failure, of this operation or an earlier one
     return received
 
 

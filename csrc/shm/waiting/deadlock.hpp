@@ -39,7 +39,7 @@ struct WaitKind {
     bool aside = false;     // no thread of the program waits for it: the rank may be at work elsewhere
     bool any = false;       // the wait ends when one of the awaited ranks acts ...
     bool anybody = false;   // ... or any rank at all
-    bool guessed = false;   // the same, but the awaited ranks are those that are likely to act
+    bool guessed = false;   // the awaited ranks are likely to end it, but any thread may, by a plain store
 };
 
 class DeadlockDetector {

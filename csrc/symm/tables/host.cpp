@@ -354,8 +354,11 @@ int expect(Domain domain, uint64_t bytes, Error*) {
 }
 
 void move(Host& host, void* to, const void* from, uint64_t bytes) {
-    if (host.streaming && bytes >= kLeastStreamed) {
-        shm::Stager::stream(static_cast<char*>(to), static_cast<const char*>(from), bytes);
+    auto* target = static_cast<char*>(to);
+    auto* source = static_cast<const char*>(from);
+    const bool apart = target + bytes <= source || source + bytes <= target;  // a stream runs forwards
+    if (host.streaming && apart && bytes >= kLeastStreamed) {
+        shm::Stager::stream(target, source, bytes);
     } else {
         copy(to, from, bytes);
     }

@@ -124,3 +124,27 @@ def test_the_device_is_used_before_the_library_looks_for_it():
     with unicomm.new_comm(Device.name, torch.device("cpu"), rank=0, size=1, name="alone") as comm:
         comm.barrier(False)
     assert calls == ["used", "looked"]
+
+
+def test_what_nobody_has_received_does_not_reach_a_later_communicator():
+    def program(comm):
+        me = comm.get_rank()
+        for turn in range(3):
+            first = comm.split([0, 1], f"first {turn}")
+            if me == 0 and turn < 2:
+                first.send(torch.full((2,), 111.0), 1, False)
+            comm.barrier(False)
+            first.finalize()
+            second = comm.split([0, 1], f"second {turn}")
+            x = torch.full((2,), 222.0)
+            if me == 0:
+                second.send(x, 1, False)
+            else:
+                second.recv(x.zero_(), 0, False)
+            assert x.tolist() == [222.0] * 2
+            whole = torch.zeros(2)
+            second.all_gather_single(whole, torch.full((1,), float(me)), False)
+            assert whole.tolist() == [0.0, 1.0]
+            second.finalize()
+
+    run_ranks(program, 2, backend=host_shmem.NAME)

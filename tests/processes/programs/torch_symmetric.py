@@ -210,6 +210,29 @@ def check_experts(me, n, group, experts):
     with pytest.raises(RuntimeError, match="nothing was written"):
         ops.all_to_all_vdev_2d(x, small, splits, there, group)
     assert not small.any()
+    check_refusals(me, n, group, x, splits, handle)
+
+
+def check_refusals(me, n, group, x, splits, handle):
+    """Sizes may differ between the ranks: each checks what the others said of theirs."""
+    k = splits.numel()
+    there, _ = made(torch.zeros(2, k, dtype=torch.int64), group)
+    room, _ = made(torch.full((k * n, 3), FILL), group)
+    splits.fill_(1)
+    with pytest.raises(RuntimeError, match=f"rank 1 would receive into row {k} of an out of 1 rows"):
+        ops.all_to_all_vdev_2d(x, room[:1] if me == 1 else room, splits, there, group)
+    assert (room == FILL).all()
+    ops.all_to_all_vdev_2d(x[: k + me], room, splits, there, group)  # rank 0 has just the rows that it sends
+    assert there[0].tolist() == [1] * k
+    room.fill_(FILL)
+    splits[k - 1] = 2**63 - 1
+    with pytest.raises(RuntimeError, match="splits of rank 0 go beyond"):
+        ops.all_to_all_vdev_2d(x, room, splits, there, group)
+    ahead, _ = made(torch.ones(2, k, dtype=torch.int64), group)
+    ahead[1, 0] = 2**63 - 1
+    with pytest.raises(RuntimeError, match="splits of rank 0 go beyond"):
+        ops.all_to_all_vdev_2d_offset(x, room, ahead, there, group)
+    assert (room == FILL).all()
     handle.barrier()
 
 

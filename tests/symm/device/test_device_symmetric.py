@@ -146,6 +146,59 @@ def test_a_rank_that_does_not_come(mock_device, own_stream):
     run(mock_device, program, 2)
 
 
+def refused(comm, x, y, there, splits):
+    """An exchange that all ranks refuse on the device, without asking for it."""
+    splits.fill_(100)
+    comm.barrier(False)
+    symm.all_to_all_vdev(x, y, splits, there, comm)
+
+
+def test_a_timeout_behind_a_refusal_that_nobody_read(mock_device):
+    over = threading.Event()
+
+    def program(comm):
+        symm.init(comm)
+        n = comm.get_size()
+        x, y = (device_bodies.shared(comm, torch.ones(4)) for _ in range(2))
+        splits, there = device_bodies.shared(comm, [0] * n), symm.empty(2, n, dtype=torch.int64, comm=comm)
+        refused(comm, x, y, there, splits)
+        if comm.get_rank() == 1:
+            over.wait(60)
+            return
+        with pytest.raises(unicomm.CommTimeoutError, match="rank 1") as error:
+            device_bodies.settled(comm, lambda: symm.one_shot_all_reduce(x, comm, timeout=0.3))
+        assert tuple(error.value.culprits) == (1,)
+        with pytest.raises(unicomm.CommTimeoutError, match="broken earlier"):
+            symm.broadcast(x, 0, comm)
+        over.set()
+
+    run(mock_device, program, 2)
+
+
+def test_numbers_of_an_exchange_are_never_left_out(mock_device):
+    over = threading.Event()
+
+    def program(comm):
+        symm.init(comm)
+        me, n = comm.get_rank(), comm.get_size()
+        x, y = (device_bodies.shared(comm, torch.ones(4)) for _ in range(2))
+        splits, there = device_bodies.shared(comm, [0] * n), symm.empty(2, n, dtype=torch.int64, comm=comm)
+        refused(comm, x, y, there, splits)
+        with pytest.raises(unicomm.InvalidArgumentError, match="splits of rank 0"):
+            symm.all_to_all_v(x, y, [1] * n, comm)
+        assert symm.all_to_all_v(x, y, [1] * n, comm) == [1] * n
+        with pytest.raises(unicomm.MismatchError):
+            symm.all_to_all_v(x, y if me else y[:2], [1] * n, comm, relaxed=bool(me))
+        if me == 1:
+            over.wait(60)
+            return
+        with pytest.raises(unicomm.CommTimeoutError, match="rank 1"):
+            symm.all_to_all_v(x, y, [1] * n, comm, timeout=0.3)
+        over.set()
+
+    run(mock_device, program, 2)
+
+
 def test_abort_ends_waits(mock_device):
     over = threading.Event()  # whose communicator ends is no longer absent but gone
 

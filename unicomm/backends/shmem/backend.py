@@ -143,7 +143,7 @@ class ShmemBackend(OutOfBandBackend, UsesStreams, ChoosesDevice, HasSymmetricMem
             else:
                 heap = creation.create_heap(setup, cls.vendor.title, table, streams)
             pes = [int(pe) for pe in setup.rendezvous.exchange("PEs", str(heap.pe).encode())]
-            region = heap.acquire_region(setup.rendezvous)
+            region = heap.acquire_region(setup.rendezvous, pes)
             sockets: list[Sockets] = [{}]
             try:
                 if setup.size > 1:

@@ -17,6 +17,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,13 @@ class Region:
     received: Counter[int] = field(default_factory=Counter)
     signalled: Counter[int] = field(default_factory=Counter)
     awaited: Counter[int] = field(default_factory=Counter)
+
+    def under_way(self, pes: Sequence[int]) -> tuple[int, int]:
+        """Returns how many more chunks, and barrier signals, this PE sent to `pes` than it took of theirs."""
+        return (
+            sum(self.sent[pe] - self.received[pe] for pe in pes),
+            sum(self.signalled[pe] - self.awaited[pe] for pe in pes),
+        )
 
     def arrived_word(self, pe: int) -> int:
         """Returns the address of the word that counts the chunks which came from `pe`."""
@@ -149,8 +157,12 @@ class Heap:
             return "the device is busy with other work"
         return next((fault[3] for fault in faults if fault is not None), "")
 
-    def acquire_region(self, rendezvous: SetupRendezvous) -> Region:
-        """Returns a region that is free on all members of a new communicator. All of them call it."""
+    def acquire_region(self, rendezvous: SetupRendezvous, pes: Sequence[int]) -> Region:
+        """Returns a region that is free on all members of a new communicator, `pes`. All of them call it.
+
+        A message that nobody has received would be taken for one of the new communicator, so regions in which
+        members have such are left alone for good.
+        """
         attempt = 0
         while True:
             with self._lock:
@@ -168,12 +180,20 @@ class Heap:
             with self._lock:  # another thread of this rank may have taken the region meanwhile
                 own = chosen in self._free
                 self._free.discard(chosen)
-            if all(text == b"y" for text in rendezvous.exchange(f"region {attempt}", b"y" if own else b"n")):
-                with self._lock:
-                    self._users += 1
-                return self.regions[chosen]
-            if own:
-                self._free_region(chosen)
+            region, free_again = self.regions[chosen], own
+            try:
+                mine = json.dumps([own, *region.under_way(pes)]).encode()
+                told = [json.loads(text) for text in rendezvous.exchange(f"region {attempt}", mine)]
+                # No pair has received more than was sent, so if the sums are equal all pairs are.
+                free_again = own and not any(map(sum, zip(*(balance for _, *balance in told), strict=True)))
+                if free_again and all(owned for owned, *_ in told):
+                    free_again = False
+                    with self._lock:
+                        self._users += 1
+                    return region
+            finally:
+                if free_again:
+                    self._free_region(chosen)
             attempt += 1
 
     def _free_region(self, number: int) -> None:

@@ -117,10 +117,19 @@ __device__ Verdict wait_for(const Args& a, const Word* word, Int compare, Word v
     }
 }
 
-// Reports a failure; called by one thread, after it has written the other words. Only the first one is kept.
+// Whether a failure is to be recorded: the first one is kept, but one after which nothing runs any more takes the
+// place of one that the program may not have read.
+__device__ bool is_news(const Args& a, Verdict kind) {
+    Word* status = at<Word>(a.status);
+    Word known = load_acquire(status + kKind);
+    if (known != 0 && kind >= kLate && known < kLate) store_release(status + kKind, known = 0);
+    return known == 0;
+}
+
+// Reports a failure; called by one thread, after it has written the other words if the failure is news.
 __device__ void tell(const Args& a, Verdict kind, Int who, Int rows) {
     Word* status = at<Word>(a.status);
-    if (load_acquire(status + kKind) == 0) {
+    if (is_news(a, kind)) {
         status[kOperation] = Word(a.called);
         status[kWho] = Word(who);
         status[kRows] = Word(rows);
@@ -151,7 +160,7 @@ __device__ bool all_arrive(const Args& a) {
     __syncthreads();
     if (worst != kGood) {
         Word* status = at<Word>(a.status);
-        if (threadIdx.x == 0 && load_acquire(status + kKind) == 0) {
+        if (threadIdx.x == 0 && is_news(a, Verdict(worst))) {
             for (Int p = 0; p < a.world; ++p)
                 status[kEach + 4 * p] = load_acquire(own + kArrived + p) >= epoch;
         }
@@ -444,7 +453,9 @@ extern "C" __global__ void symm_wait(Args a) {
     if (a.counter) value = *at<Word>(a.counter) += 1;
     Verdict came = wait_for(a, at<Word>(a.word), a.compare, value);
     if (came == kGood) return;
-    for (Int p = 0; p < a.world; ++p) at<Word>(a.status)[kEach + 4 * p] = p != a.peer;
+    if (is_news(a, came)) {
+        for (Int p = 0; p < a.world; ++p) at<Word>(a.status)[kEach + 4 * p] = p != a.peer;
+    }
     tell(a, came, a.peer, 0);
 }
 

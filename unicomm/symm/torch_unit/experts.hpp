@@ -29,8 +29,10 @@ class Rows {
         TORCH_CHECK(results.dim() == 2 && results.size(0) == 2 && count % n == 0, "out_splits_offsets is ",
                     results.sizes(), ": it has to be [2, k], k a multiple of ", n, " ranks");
         experts = count / n;
+        handle_->told_by(me)[0] = input.size(0), handle_->told_by(me)[1] = out.size(0);
         handle_->meet();
         for (int p = 0; p < n; ++p) {
+            rows_in_.push_back(handle_->told_by(p)[0]), rows_out_.push_back(handle_->told_by(p)[1]);
             numbers_.push_back(of_rank(splits_handle_, splits_, p).const_data_ptr<int64_t>());
         }
     }
@@ -46,15 +48,17 @@ class Rows {
     }
 
     void check_sent(int from, int64_t begin, int64_t rows) {
-        refuse_unless(rows >= 0 && begin >= 0 && (rows == 0 || begin + rows <= input_.size(0)),
+        const int64_t most = rows_in_[size_t(from)];
+        refuse_unless(rows == 0 || (rows > 0 && rows <= most && begin >= 0 && begin <= most - rows),
                       "the splits of rank " + std::to_string(from) + " go beyond the " +
-                          std::to_string(input_.size(0)) + " rows of input, or are negative");
+                          std::to_string(most) + " rows of input, or are negative");
     }
 
     void check_room(int rank, int64_t end) {
-        refuse_unless(end <= out_.size(0), "rank " + std::to_string(rank) + " would receive into row " +
-                                               std::to_string(end) + " of an out of " +
-                                               std::to_string(out_.size(0)) + " rows; nothing was written");
+        const int64_t most = rows_out_[size_t(rank)];
+        refuse_unless(end <= most, "rank " + std::to_string(rank) + " would receive into row " +
+                                       std::to_string(end) + " of an out of " + std::to_string(most) +
+                                       " rows; nothing was written");
     }
 
     void take(int64_t index, int from, int64_t source, int64_t rows, int64_t to) {
@@ -80,6 +84,7 @@ class Rows {
     };
     Tensor input_, out_, splits_, results_;
     Handles handle_, splits_handle_;
+    std::vector<int64_t> rows_in_, rows_out_;  // of each rank
     std::vector<const int64_t*> numbers_;
     std::vector<Move> moves_;
 

@@ -184,6 +184,10 @@ class Handle : public sm::SymmetricMemory {
                          " waits for a signal, but the processes of all ", others, " other ranks have ended");
     }
 
+    // What a rank tells the others about its operation: written before a meeting, read between that and the
+    // next.
+    int64_t* told_by(int rank) { return reinterpret_cast<int64_t*>(slot_word(rank, 4)); }
+
     // The 64-bit value of this allocation that put_with_signal sets if the operation names no word.
     uint64_t* value_of(int rank) { return reinterpret_cast<uint64_t*>(slot_word(rank, 2)); }
 
