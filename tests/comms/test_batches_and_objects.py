@@ -80,6 +80,8 @@ OBJECTS = [
     3,
     "text",
     b"bytes",
+    b"",
+    {"empty": (b"", [])},
     [1, (2, 3)],
     {"a": {1, 2}, "b": 2.5},
     torch.arange(6).reshape(2, 3),

@@ -308,7 +308,7 @@ def test_reduce_ops_as_values(raised):
         "ReduceOp.SUM",
     )
     assert ReduceOp(unicomm.RedOpType.SUM) == ReduceOp(1) == SUM != "SUM"
-    factors = (torch.ones(2), torch.tensor(1j), "2", None, True, 10**400)
+    factors = (torch.ones(2), torch.tensor(1j), "2", None, True, 10**400, 2**53 + 1)
     wrong = [lambda f=f: ReduceOp.PREMUL_SUM(f) for f in factors]
     wrong += [lambda: ReduceOp(unicomm.RedOpType.PREMUL_SUM), lambda: ReduceOp(unicomm.RedOpType.SUM, 2.0)]
     wrong += [lambda: ReduceOp(99), lambda: ReduceOp("SUM"), lambda: ReduceOp(None)]

@@ -137,7 +137,7 @@ class Compressed:
         if lost is None:
             lost = self._loaded.pop(name, None)
             if lost is None:
-                lost = torch.zeros(like.numel())
+                lost = torch.zeros(like.numel(), dtype=torch.float32)
             self._lost[name] = lost = lost.flatten().to(like.device)
         if lost.numel() != like.numel():
             raise InvalidArgumentError(
@@ -155,7 +155,7 @@ class Compressed:
         key = tuple(numbers)
         if (whole := self._buckets.get(key)) is not None:
             return whole
-        whole = torch.zeros(buffer.numel(), device=buffer.device)
+        whole = torch.zeros(buffer.numel(), dtype=torch.float32, device=buffer.device)
         at = 0
         for number, parameter in zip(numbers, parameters, strict=True):
             part = whole[at:][: parameter.numel()]

@@ -7,6 +7,7 @@ import unicomm
 from benchmarks.text_rank import train_reproducibly
 from unicomm import ReduceOp
 from unicomm.testing import run_ranks
+from unicomm.torchcomms.hooks import NanCheckHook
 
 #: As (backend, hosts of the ranks, more hints).
 LAYOUTS = [
@@ -89,3 +90,39 @@ def test_training_has_the_same_bits_in_every_layout():
         torch.set_num_threads(before)
     assert all(one == found[0] for one in found)
     assert len(set(found[0][1])) == 3
+
+
+def test_tensors_are_checked_as_those_of_any_operation(raised):
+    def program(comm):
+        n, out, values = comm.get_size(), torch.zeros(3), torch.arange(6.0).reshape(2, 3)
+        for rows, total in (
+            (values.clone().requires_grad_(), values.sum(0)),
+            (values.repeat(1, 2)[:, ::2], values.repeat(1, 2)[:, ::2].sum(0)),
+        ):
+            comm.all_reduce_contributions(out, rows, ReduceOp.SUM)
+            assert torch.equal(out, total * n)
+        freed = torch.ones(2, 3)
+        freed.untyped_storage().resize_(0)
+        for rows, why in (
+            (torch.complex(values, -values).conj().imag, "lazy negation"),
+            (freed, "no memory"),
+            (values.to_sparse(), "sparse"),
+        ):
+            assert why in str(raised(comm.all_reduce_contributions, out, rows, ReduceOp.SUM))
+
+    for layout in (("shm", "aa", {}), ("gloo", "ab", {}), ("auto", "aab", {})):
+        run(program, layout)
+
+
+def test_hooks_get_what_is_read():
+    def program(comm):
+        checks = NanCheckHook(check_inputs=True, check_outputs=False)
+        checks.register_with_comm(comm)
+        out, rows = torch.full((3,), torch.nan), torch.ones(2, 3)
+        comm.all_reduce_contributions(out, rows, ReduceOp.SUM)
+        assert out.tolist() == [4.0] * 3
+        rows[1, 1] = torch.nan
+        with pytest.raises(unicomm.CommError, match="NaN detected in input"):
+            comm.all_reduce_contributions(out, rows, ReduceOp.SUM)
+
+    run(program, ("shm", "aa", {}))

@@ -34,7 +34,7 @@ import torch
 
 from unicomm import _core
 from unicomm.comms.execution.composed import encoded
-from unicomm.comms.execution.composed.encoded import Codec, residuals, with_lost
+from unicomm.comms.execution.composed.encoded import Codec, before_factor, residuals, with_lost
 from unicomm.comms.execution.composed.exchanges import AtOnce, Traffic, trade
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import bytes_of, copy_memory, parts_of
@@ -106,7 +106,7 @@ class _Reduction:
 
     def fold(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """Reduces all hosts' parts into the result."""
-        total = out if not self.widens else torch.empty(out.shape, dtype=self.wide)
+        total = out if not self.widens else torch.empty(out.shape, dtype=self.wide, device="cpu")
         _core.fold(total, list(parts), self.between.code, None, len(parts))
         self.finish(total, out)
 
@@ -123,7 +123,7 @@ def _small_reduction(links: Links, call: Call, reduction: _Reduction, values: Te
     size, width = part.numel() * part.element_size(), part.numel() * reduction.dtype.itemsize
 
     def combine(slots: list[Tensor]) -> Tensor:
-        out = torch.empty(part.shape, dtype=reduction.dtype)
+        out = torch.empty(part.shape, dtype=reduction.dtype, device="cpu")
         reduction.fold([s[:size].view(reduction.wide) for s in slots], out)
         return bytes_of(out)
 
@@ -140,7 +140,9 @@ def _all_reduce(links: Links, call: Call) -> None:
         return
     first_step(links, call)
     layout = links.layout
-    scratch = torch.empty(min(flat.numel(), _PIECE) if reduction.widens else 0, dtype=reduction.wide)
+    scratch = torch.empty(
+        min(flat.numel(), _PIECE) if reduction.widens else 0, dtype=reduction.wide, device="cpu"
+    )
     for at, piece in enumerate(torch.split(flat, _PIECE)):
         values = scratch[: piece.numel()].copy_(piece) if reduction.widens else piece
         lost = None
@@ -153,7 +155,7 @@ def _all_reduce(links: Links, call: Call) -> None:
         if part.numel() and call.wire is not None:
             _encoded_between(links, call, reduction, part, outs[layout.local], lost)
             if lost is not None and reduction.op.factor is not None:
-                lost.div_(reduction.op.factor)
+                before_factor(lost, reduction.op.factor)
         elif part.numel():
             _all_reduce_between(links, call, reduction, part, outs[layout.local])
         links.local(sub("all_gather_v", [outs[layout.local]], outs), call.remaining(), late=True)
@@ -260,13 +262,13 @@ def _reduce_scatter(links: Links, call: Call) -> None:
     if sum(counts) * reduction.wide.itemsize <= _inline(links, call, cut=True):
         values = torch.cat([parts[r] for r in layout.order]).to(reduction.wide)
         whole = _small_reduction(links, call, reduction, values)
-        out.copy_(torch.split(whole, counts)[layout.order.index(layout.rank)])
+        copy_memory(out, torch.split(whole, counts)[layout.order.index(layout.rank)].view(out.shape))
         return
     first_step(links, call)
     sums: dict[int, Tensor] = {}  # of this host, by the rank that gets them
     for ranks in _rounds(layout):
         ins = [parts[r].to(reduction.wide) for r in ranks]
-        ins += [torch.empty(0, dtype=reduction.wide)] * (len(layout.members) - len(ranks))
+        ins += [torch.empty(0, dtype=reduction.wide, device="cpu")] * (len(layout.members) - len(ranks))
         part = torch.empty_like(ins[layout.local])
         links.local(sub("reduce_scatter_v", ins, [part], op=reduction.op), call.remaining())
         if layout.local < len(ranks):
@@ -289,7 +291,7 @@ def _reduce_scatter(links: Links, call: Call) -> None:
             messages.append(Message.part(True, r, data))
     if reduction.op.factor is not None:
         for rest in lost.values():
-            rest.div_(reduction.op.factor)
+            before_factor(rest, reduction.op.factor)
     _messages(links, call, messages)
     if codec is None:
         reduction.fold(gathered, out)
@@ -365,7 +367,7 @@ def _all_gather_bytes(links: Links, call: Call, mine: Tensor, outs: list[Tensor]
     hosts = [sum(outs[r].numel() for r in ranks) for ranks in layout.hosts]
     if max(hosts) <= _inline(links, call):
         sizes = [outs[r].numel() for r in layout.order]
-        block = torch.empty(hosts[layout.host], dtype=_BYTE)
+        block = torch.empty(hosts[layout.host], dtype=_BYTE, device="cpu")
         places = list(torch.split(block, [outs[r].numel() for r in layout.members]))
         gather = sub("all_gather_v", [mine], places)
 
@@ -389,7 +391,7 @@ def _all_gather_bytes(links: Links, call: Call, mine: Tensor, outs: list[Tensor]
     _messages(links, call, messages)
     for ranks in _rounds(layout):
         parts = [outs[r] for r in ranks]
-        parts += [torch.empty(0, dtype=_BYTE)] * (here - len(ranks))
+        parts += [torch.empty(0, dtype=_BYTE, device="cpu")] * (here - len(ranks))
         links.local(sub("all_gather_v", [parts[layout.local]], parts), call.remaining(), late=True)
 
 

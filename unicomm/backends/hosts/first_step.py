@@ -86,7 +86,7 @@ def first_step(
         combine: makes the result, of `result` bytes, of every host's bytes.
     """
     if links.agree(call) and local is None and mine is None:
-        return torch.empty(0, dtype=_BYTE)
+        return torch.empty(0, dtype=_BYTE, device="cpu")
     layout = links.layout
     signature = _core.hosts_signature(*call.signature)
     local = local or sub("barrier", [], [])
@@ -96,11 +96,11 @@ def first_step(
         links.local(local, call.remaining())
     except MismatchError:
         alike = False
-    answer = torch.empty(_HEAD + result, dtype=_BYTE)
+    answer = torch.empty(_HEAD + result, dtype=_BYTE, device="cpu")
     good = False
     if layout.is_leader:
         length = mine.numel() if mine is not None and alike else 0
-        slot = torch.zeros(_HEAD + length, dtype=_BYTE)
+        slot = torch.zeros(_HEAD + length, dtype=_BYTE, device="cpu")
         _SIGNATURE.pack_into(slot.numpy().data, 0, signature, alike)
         if mine is not None and length:
             slot[_HEAD:] = mine
@@ -120,10 +120,10 @@ def first_step(
 def explain(links: Links, signature: tuple[int, ...], seconds: float) -> CommError:
     """Collective after a mismatch, of which it returns the error: all ranks exchange what they called."""
     layout = links.layout
-    mine = torch.empty(_CLAIM.size, dtype=_BYTE)
+    mine = torch.empty(_CLAIM.size, dtype=_BYTE, device="cpu")
     _CLAIM.pack_into(mine.numpy().data, 0, *signature)
     room = layout.largest * _CLAIM.size
-    table = torch.zeros(len(layout.hosts) * room, dtype=_BYTE)
+    table = torch.zeros(len(layout.hosts) * room, dtype=_BYTE, device="cpu")
     block = table[layout.host * room :][: len(layout.members) * _CLAIM.size]
     links.local(sub("all_gather", [mine], list(torch.split(block, _CLAIM.size))), seconds)
     if layout.is_leader:

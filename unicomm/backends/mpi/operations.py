@@ -27,7 +27,7 @@ from unicomm.comms.backend import PreparesOperations, Setup
 from unicomm.comms.errors import BackendError
 from unicomm.comms.failures.faults import Fault
 from unicomm.comms.operations.call import MOST_TAG, PART, Call, Message
-from unicomm.comms.operations.parts import copy_memory
+from unicomm.comms.operations.parts import bytes_of, copy_memory
 from unicomm.comms.operations.reduction import RedOpType
 
 _PART, _TAG = 0, 1  # tags: of parts of collectives, and the first one of the user's messages
@@ -258,21 +258,27 @@ class Operations(OutOfBandBackend, PreparesOperations):
     # --- persistent all-gather ---------------------------------------------------------------------------
 
     def _run_prepared(self, call: Call) -> None:
-        """Runs in place: the input goes into its part of the output first, as its address may change with
-        each call, which MPI does not allow."""
-        out, data = call.outputs[0], call.inputs[0]
-        own = out.narrow(0, self._rank * data.numel(), data.numel())
-        copy_memory(own, data)
+        """Runs in memory of its own: MPI keeps the address, and tensors may have another one in each call.
+
+        So may the output, whose storage a program may free and allocate again.
+        """
+        out, data = bytes_of(call.outputs[0]), bytes_of(call.inputs[0])
         if (made := self._prepared.get(call.prepared)) is None:
-            ways = self.MPI.IN_PLACE, self._bytes(out, self._size)
+            room = torch.empty_like(out)
             try:
-                request = self._comm.Allgather_init(*ways)
+                request = self._comm.Allgather_init(self.MPI.IN_PLACE, self._bytes(room, self._size))
             except NotImplementedError:  # an MPI older than version 4
-                self._collect(self._comm.Iallgather(*ways), call)
+                own = out.narrow(0, self._rank * data.numel(), data.numel())
+                copy_memory(own, data)
+                request = self._comm.Iallgather(self.MPI.IN_PLACE, self._bytes(out, self._size))
+                self._collect(request, call)
                 return
-            made = self._prepared[call.prepared] = (request, out)
-        made[0].Start()
-        self._collect(made[0], call)
+            made = self._prepared[call.prepared] = (request, room)
+        request, room = made
+        copy_memory(room.narrow(0, self._rank * data.numel(), data.numel()), data)
+        request.Start()
+        self._collect(request, call)
+        copy_memory(out, room)
 
     def unprepare(self, handle: object) -> None:
         if (made := self._prepared.pop(handle, None)) is not None and self.channel.fault is None:

@@ -226,8 +226,10 @@ class Engine:
         """Makes an all_reduce one of several tensors a rank."""
         assert call.op is not None
         tensor, shape = call.outputs[0], tuple(call.outputs[0].shape)
-        if arrays.is_array(contributions):
-            contributions = arrays.as_tensor(contributions, False)
+        if isinstance(contributions, torch.Tensor) or arrays.is_array(contributions):
+            contributions = self.check.check_tensor(
+                call.operation, "contributions", contributions, False, strided=True
+            )
         if not isinstance(contributions, torch.Tensor) or (
             contributions.dtype != tensor.dtype
             or contributions.device != tensor.device
@@ -239,7 +241,7 @@ class Engine:
         if call.op.factor is not None:
             self.refuse(call.name, "contributions cannot be multiplied", "use ReduceOp.SUM or AVG")
         rows = len(contributions)
-        call.contributions, call.extra = contributions.detach().reshape(rows, -1), rows
+        call.contributions, call.extra = contributions.detach().reshape(rows, -1).contiguous(), rows
         self._reduction(call, {reproducible.NAME: "reproducible"})
 
     def _options(self, call: Call, hints: Hints) -> Hints:

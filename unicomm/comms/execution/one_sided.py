@@ -69,7 +69,7 @@ def agree(
     Raises `MismatchError` on all ranks if they are in different operations, or differ in `same`.
     """
     device, size = engine.member.device, engine.group.size
-    mine = torch.tensor([OPERATIONS[name].code, *same, *own], dtype=torch.int64).to(device)
+    mine = torch.tensor([OPERATIONS[name].code, *same, *own], dtype=torch.int64, device=device)
     everyone = torch.empty(size * mine.numel(), dtype=torch.int64, device=device)
     engine.collective("all_gather_single", (everyone, mine), False, None, timeout).wait_blocking()
     rows = everyone.view(size, -1).tolist()

@@ -28,7 +28,7 @@ from unicomm.comms.failures.store_client import StoreClient
 from .processes import Process
 from .rendezvous_parts import compare, encode, ranges_of
 
-PAUSE = 0.4  # seconds from one look to the next, and 0.02 for each member
+PAUSE = 0.4  # seconds from one look to the next, and some for each member
 _FEW = 16  # members of which each looks at all others
 _MOST_CALLS = 256  # members up to which calls are put into the store
 _PATIENCE = 0.8  # seconds from a difference to its error, in which the other members may come
@@ -69,7 +69,8 @@ class MeetingFaults:
 
     def __post_init__(self) -> None:
         size = len(self.labels)
-        self.interval = PAUSE + 0.02 * size
+        # All ranks together ask the store some ten thousand times a second at most.
+        self.interval = min(PAUSE + 0.02 * size, 5 + size / 1000)
         steps = range(1, size) if size <= _FEW else (1 << i for i in range(size.bit_length() - 1))
         self._watched = [(self.rank + step) % size for step in steps]
         self._headers: dict[int, bytes] = {}

@@ -152,7 +152,10 @@ class OpArgs:
     @classmethod
     def of(cls, call: Call, op_id: int, messages: Sequence[Message] = ()) -> OpArgs:
         """Returns what hooks receive of a call. For unicomm itself."""
-        return cls(call.name, op_id, messages=messages, **{name: getattr(call, name) for name in _SHARED})
+        shared = {name: getattr(call, name) for name in _SHARED}
+        if call.contributions is not None:
+            shared["inputs"] = [call.contributions]  # the output is not read
+        return cls(call.name, op_id, messages=messages, **shared)
 
 
 #: The fields that hooks receive as they are in the call.

@@ -28,7 +28,10 @@ def copy_memory(to: torch.Tensor, source: torch.Tensor) -> None:
     if to.is_cpu and source.is_cpu and to.dtype == source.dtype:
         ctypes.memmove(to.data_ptr(), source.data_ptr(), to.nbytes)
     else:
-        to.copy_(source)
+        with torch.inference_mode(
+            to.is_inference()
+        ):  # which nothing else may write to, nor the worker's thread
+            to.copy_(source)
 
 
 def byte_splits(rows: list[int], nbytes: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import ClassVar, Final
 
 import torch
@@ -98,6 +99,11 @@ class ReduceOp:
                 hint="pass a number or a tensor of one element",
             )
         try:
+            if float(factor) != factor and not math.isnan(factor):
+                raise InvalidArgumentError(
+                    f"the factor {factor} of PREMUL_SUM has more digits than a float64",
+                    hint="multiply the tensors yourself, and reduce by SUM",
+                )
             return ReduceOp(RedOpType.PREMUL_SUM, float(factor))
         except OverflowError:
             raise InvalidArgumentError(

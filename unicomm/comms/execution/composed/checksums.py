@@ -101,7 +101,7 @@ class Checksums:
         size = self._group.size
         text = self._recorder.place(op.records[0]).encode()[-_PLACE:]
         mine = torch.frombuffer(bytearray(text.ljust(_PLACE, b"\0")), dtype=torch.uint8)
-        everyone = torch.empty(size * _PLACE, dtype=torch.uint8)
+        everyone = torch.empty(size * _PLACE, dtype=torch.uint8, device="cpu")
         self._exchange(call, mine, everyone)
         places = [
             bytes(part.numpy()).rstrip(b"\0").decode("utf-8", "replace") for part in everyone.chunk(size)

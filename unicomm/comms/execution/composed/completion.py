@@ -190,7 +190,7 @@ def _broadcast(group: Group, call: Call) -> None:
 
 
 def _barrier(group: Group, call: Call) -> None:
-    token, sink = torch.zeros(1, dtype=_BYTE), torch.zeros(1, dtype=_BYTE)
+    token, sink = (torch.zeros(1, dtype=_BYTE, device="cpu") for _ in range(2))
     reach = 1
     while reach < group.size:
         to, source = (group.rank + reach) % group.size, (group.rank - reach) % group.size

@@ -173,7 +173,7 @@ class Codec:
             total = sums.total(number)
             if op.type is RedOpType.AVG:
                 _fold(total, [total], _AVG, len(parts))
-            sums.cut.of(result, number).copy_(total)
+            copy_memory(sums.cut.of(result, number), total)
             return nothing
 
         run_stages(sums.cut.count, AHEAD, sums.begin, take)
@@ -205,7 +205,7 @@ class Codec:
             rest = cut.of(lost[mine], number) if lost else None
             result = self.encode(total, 1.0 / divisor, rest, chunk)
             if rest is not None and factor != 1.0:
-                rest.div_(factor)  # in units of the input
+                before_factor(rest, factor)
             return result
 
         gather = _Gather(self, pack, mine, outs, traffic, cut)
@@ -386,6 +386,14 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
+def before_factor(lost: Tensor, factor: float) -> None:
+    """Brings what was lost of values times `factor` into units of the values. A factor of 0 loses nothing."""
+    if factor:
+        lost.div_(factor)
+    else:
+        lost.zero_()
+
+
 def with_lost(part: Tensor, lost: Tensor | None) -> Tensor:
     """Returns a part that is not encoded with what was lost of it before; nothing is lost any more."""
     if lost is None:
@@ -416,7 +424,7 @@ def all_reduce(
     residual = codec.wire.residual
     if flat.numel() <= SMALL:
         if residual is not None:
-            flat.copy_(with_lost(flat, residual))
+            copy_memory(flat, with_lost(flat, residual))
         plain()
         return
     shares = flat.tensor_split(size)
