@@ -29,7 +29,7 @@ _JOB_NAMES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 
 def run(
     command: Sequence[object],
-    within: float = 100.0,
+    within: float = 250.0,
     env: Mapping[str, str] | None = None,
     check: bool = False,
     popen: type[subprocess.Popen[Any]] = subprocess.Popen,

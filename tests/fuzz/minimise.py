@@ -55,10 +55,13 @@ def _inside(target: Target, room: Room, data: bytes, every: bool) -> str:
 
 
 def minimise(target: Target, room: Room, data: bytes, seconds: float = 60.0) -> tuple[bytes, str]:
-    """Returns the smallest input that breaks the same promise, found within `seconds`, and which it is."""
+    """Returns the smallest input that breaks the same promise, and which it is.
+
+    `seconds`: of the processor's time, after which it is the smallest one so far.
+    """
     every = bool(what := outcome(target, room, data))
     what = what or outcome(target, room, data, every=False)
-    until = time.monotonic() + seconds
+    until = time.process_time() + seconds
 
     def same(made: bytes) -> bool:
         return len(made) > 0 and outcome(target, room, made, every) == what
@@ -67,7 +70,7 @@ def minimise(target: Target, room: Room, data: bytes, seconds: float = 60.0) -> 
         before = data
         for candidates in (_trees, _pieces):
             data = _smaller(data, candidates, same, until)
-        if data == before or time.monotonic() > until:
+        if data == before or time.process_time() > until:
             break
     return data, what
 
@@ -82,7 +85,7 @@ def _smaller(
     at = 0
     while True:
         for place, made in enumerate(candidates(data, at), at):
-            if time.monotonic() > until:
+            if time.process_time() > until:
                 return data
             if len(made) < len(data) and same(made):
                 data, at = made, place

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 from typer.testing import CliRunner
 
+from tests import ROOT
 from unicomm import _core
 from unicomm.flight_recorder.ring.reader import read_folder
 from unicomm.launch import job_token
@@ -40,6 +41,7 @@ from unicomm.launch.hub.protocol import (
     zmq_address,
 )
 from unicomm.launch.run import job_folder as run_folder
+from unicomm.launch.side_process import SideProcess
 
 TOKEN = "a token that nobody else has"
 WITHIN = 60.0  # a hang, not a slow machine
@@ -53,12 +55,13 @@ META = json.dumps(
 
 
 class Hub:
-    """A hub as the launcher starts it, with a folder of rings."""
+    """A hub as the launcher starts it, with a folder of rings. `patient`: see patient_hub.py."""
 
-    def __init__(self, folder, name, token=TOKEN):
+    def __init__(self, folder, name, token=TOKEN, patient=False):
         self.folder = folder / name
         self.folder.mkdir()
-        self.process = HubProcess(self.folder / "log")
+        log = self.folder / "log"
+        self.process = SideProcess("tests.launch.patient_hub", log) if patient else HubProcess(log)
         self.process.tell("open", token=token, address="127.0.0.1", port=0, others=True)
         said = self.process.wait("open", "closed", seconds=WITHIN)
         assert said is not None, self.log()
@@ -102,12 +105,13 @@ def start(several, number=0):
 
 
 @pytest.fixture
-def hubs(tmp_path):
-    """`hubs(n)`: `n` hubs that know each other."""
+def hubs(tmp_path, monkeypatch):
+    """`hubs(n)`: `n` hubs that know each other. `patient`: for tests in which each of them has to answer."""
     made = []
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # where patient_hub.py is
 
-    def make(n, token=TOKEN):
-        several = [Hub(tmp_path, f"host{len(made) + i}", token) for i in range(n)]
+    def make(n, token=TOKEN, patient=False):
+        several = [Hub(tmp_path, f"host{len(made) + i}", token, patient) for i in range(n)]
         made.extend(several)
         start(several)
         return several
@@ -143,16 +147,21 @@ def test_the_rings_of_this_host_now(hubs, ask):
 
 def test_all_hosts_by_any_of_them(hubs, ask, eventually):
     """The fourth hub does not know the others; the first three do."""
-    several = hubs(4)
+    several = hubs(4, patient=True)
     kept = [hub.ring(rank, 4) for rank, hub in enumerate(several)]
-    eventually(lambda: len(ask(several[0], Look()).rings) == 4, WITHIN)
     for hub in several:
-        eventually(lambda hub=hub: len(ask(hub, Look()).rings) == len(kept), WITHIN)
-        assert ask(hub, Look()).missing == []
+        answers = []
+
+        def complete(hub=hub, answers=answers):
+            answers.append(ask(hub, Look()))
+            return len(answers[-1].rings) == len(kept)
+
+        eventually(complete, WITHIN)
+        assert answers[-1].missing == []
 
 
 def test_gathering(hubs, ask, eventually):
-    several = hubs(3)
+    several = hubs(3, patient=True)
     kept = [hub.ring(rank, 3) for rank, hub in enumerate(several)]
     eventually(lambda: len(ask(several[0], Look()).rings) == len(kept), WITHIN)
     several[2].fail()
@@ -189,7 +198,7 @@ def test_hosts_that_do_not_answer(hubs, ask, eventually):
 
 def test_a_new_start_has_verdicts_of_its_own(hubs, ask, eventually):
     """What is asked, told or found for an earlier one changes nothing."""
-    first, second = several = hubs(2)
+    first, second = several = hubs(2, patient=True)
     kept = [hub.ring(rank, 2) for rank, hub in enumerate(several)]
     eventually(lambda: len(ask(first, Look()).rings) == 2, WITHIN)
     second.fail()

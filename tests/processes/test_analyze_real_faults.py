@@ -9,6 +9,7 @@ import pytest
 
 from tests.processes.forked_interpreters import run
 from tests.processes.waits import slowdown
+from tests.wait_tables import waits
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.table.load import load
 
@@ -106,12 +107,15 @@ def test_a_rank_is_lost_and_the_command_names_it(start, rings, number, verdict):
         job[1].signal(signal.SIGCONT)
 
 
-def test_a_timeout_that_was_caught_is_over(start, rings):
+def test_a_timeout_that_was_caught_is_over(start, rings, eventually):
     """The first operation failed by rank 0; now rank 2 is missing in another communicator."""
     job = start("injected.py", 3, "caught", 2)
     job.next("ready")
     job.tell()
     job.next("calling")
+    job.next("created")
+    eventually(lambda: waits(job[1].pid))
+    job[2].tell()  # gives up half a second later
     for rank in job.but(0):
         rank.next("caught")
     job[0].tell()
@@ -119,12 +123,14 @@ def test_a_timeout_that_was_caught_is_over(start, rings):
     assert [(f.group, f.culprits, f.victims) for f in report.findings] == [("other", [2], [0, 1])]
 
 
-def test_after_the_timeout(start, rings):
+def test_after_the_timeout(start, rings, eventually):
     """All but the guilty rank have given up."""
     job = start("injected.py", 3, "never", 0, 1.0)
     job.next("ready")
     job.tell()
     job.next("calling")
+    eventually(lambda: waits(job[1].pid))
+    job[2].tell()  # gives up a second later
     for rank in job.but(0):
         rank.next("error")
     report = report_of(rings, "blocked-outside-the-communicator", 3)

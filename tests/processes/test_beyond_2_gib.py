@@ -7,7 +7,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.large]
 
 def test_more_than_two_gib(start):
     job = start("large.py", 2)
-    for said in job.next("moved", within=60):
+    for said in job.next("moved", within=250):
         assert said["sums"]
         assert said["copies"]
         assert said["places"] > 3000

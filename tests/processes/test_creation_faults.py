@@ -13,14 +13,21 @@ pytestmark = pytest.mark.processes
 def test_missing_ranks(start, rings, came):
     store = new_store()
     base = clean_environment() | {"UNICOMM_TRACE_DIR": str(rings)}
-    job = start("creation.py", came, "missing", environments=agent_environments(4, store, base)[:came])
+    environments = agent_environments(4, store, base)[:came]
+    last = came - 1
+    job = start("creation.py", came, "missing", last, 2, environments=environments)
     absent = list(range(came, 4))
     names = "rank 3" if came == 3 else "ranks 1-3"
     present = "ranks 0-2" if came == 3 else "rank 0"
     job.next("here")
-    job.tell()
+    for other in job.but(last):
+        other.tell()
+    for other in job.but(last):
+        other.next("came")
+    job[last].tell()
+    job[last].next("came")
     errors = job.next("error")
-    began = min(error["began"] for error in errors)  # others may hear of its deadline before their own
+    began = errors[last]["began"]  # of whose deadline the others hear
     for error in errors:
         assert error["type"] == "CommTimeoutError"
         assert error["culprits"] == absent
@@ -37,6 +44,7 @@ def test_differing_arguments(start, what, words):
     job = start("creation.py", 3, "differing", what)
     job.next("here")
     job.tell()
+    job.next("came")
     errors = job.next("error")
     known = max(error["came"] for error in errors)  # the last to come compares all
     for error in errors:

@@ -11,7 +11,7 @@ specification = importlib.util.spec_from_file_location("circles", PROGRAMS / "ci
 circles = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(circles)
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 def check(name, errors):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 VICTIM = 2
 SOON = 2.0  # seconds from the kill to the errors
-TIMEOUT = 4.0  # of creations that fail
+TIMEOUT = 4.0  # seconds in which creations fail
 
 
 def check_errors(job, killed_at):
@@ -209,30 +209,38 @@ def test_while_chunks_in_a_wire_format_travel(start, rings, backend):
 
 @pytest.mark.parametrize("moment", ["before", "inside"])
 def test_during_creation(start, rings, moment):
-    """Nobody can know the process of a rank that has not come: the others learn at the deadline.
+    """Nobody can know the process of a rank that has not come: the others learn at the deadline of one.
 
-    If it has come, they look for it.
+    If it has come, they look for it, and learn long before a deadline.
     """
-    job = start("creation.py", 4, "killed", moment, VICTIM, TIMEOUT)
+    last = 3 if moment == "before" else -1
+    job = start("creation.py", 4, "killed", moment, VICTIM, last, TIMEOUT)
     job.next("here")
     if moment == "before":
         job[VICTIM].signal(signal.SIGKILL)
         job[VICTIM].end()
     else:
         job[VICTIM].tell()
-    for survivor in job.but(VICTIM):
+    for survivor in job.but(VICTIM, last):
         survivor.tell()
+    for survivor in job.but(VICTIM, last):
+        survivor.next("came")
+    if moment == "before":
+        job[last].tell()
+        job[last].next("came")
+    errors = {survivor.rank: survivor.next("error") for survivor in job.but(VICTIM)}
     for survivor in job.but(VICTIM):
-        error = survivor.next("error")
+        error = errors[survivor.rank]
         assert error["culprits"] == [VICTIM]
         if moment == "before":
             assert error["type"] == "CommTimeoutError"
             assert f"rank {VICTIM} did not" in error["text"]
             assert "ranks 0-1, 3 did" in error["text"]
+            assert error["at"] - errors[last]["began"] < TIMEOUT + SOON * slowdown()
         else:
             assert error["type"] == "PeerLostError"
             assert f"rank {VICTIM} is gone: the process has ended" in error["text"]
-        assert error["at"] - error["began"] < TIMEOUT + SOON * slowdown()
+            assert error["at"] - error["began"] < TIMEOUT * slowdown()
         said = survivor.next("failed")
         assert said["after"] == said["before"]
     assert job.end() == [-signal.SIGKILL if process.rank == VICTIM else 0 for process in job.ranks]

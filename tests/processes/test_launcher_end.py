@@ -20,12 +20,14 @@ from tests.processes.rank_processes import PROGRAMS
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.table.load import load
+from unicomm.launch.run import stop_signals
 
 pytestmark = pytest.mark.processes
 
 LAUNCHED, FAULTS = PROGRAMS / "launched.py", PROGRAMS / "torch_faults.py"
 FORKED = ("--run-path", "--start-method=fork")  # ranks that need not import torch
 SOON = 30.0  # seconds; less than torchrun waits for ranks that do not end
+TRIES = 20
 
 
 @pytest.fixture
@@ -260,15 +262,29 @@ def test_a_person_gives_up(launch):
 
 
 def test_many_fast_signals_are_not_a_person(launch):
-    launcher = launch(LAUNCHED, "{folder}", "sleep")
-    sleeping(launcher)
-    for _ in range(5):
-        with contextlib.suppress(ProcessLookupError):
-            launcher.signal(signal.SIGINT)
-        time.sleep(0.01)
-    assert launcher.end() == 128 + signal.SIGINT, launcher.said
-    assert verdict(launcher)["ended"] == "stopped"
-    assert "give up" not in launcher.said
+    """Repeats what a busy machine has made too slow, or where the kernel has merged all signals into one."""
+    tries = []
+    while len(tries) < TRIES:
+        launcher = launch(LAUNCHED, "{folder}", "sleep")
+        sleeping(launcher)
+        began = time.monotonic()
+        for _ in range(5):
+            with contextlib.suppress(ProcessLookupError):
+                launcher.signal(signal.SIGINT)
+            time.sleep(0.01)
+        sent = time.monotonic() - began
+        assert launcher.end() == 128 + signal.SIGINT, launcher.said
+        if not launcher.file.exists():  # the launcher took them for a person who gives up
+            tries.append((sent, launcher.said))
+            continue
+        told = verdict(launcher)
+        assert told["ended"] == "stopped"
+        at = [received["seconds"] for received in told["signals"]]  # rounded to milliseconds
+        if len(at) > 1 and max(sent, at[-1] - at[0] + 0.002) < stop_signals._BY_HAND:
+            assert "give up" not in launcher.said
+            return
+        tries.append((sent, at))
+    pytest.fail(f"the signals were never fast enough: {tries}")
 
 
 @pytest.fixture

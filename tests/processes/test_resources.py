@@ -46,7 +46,7 @@ def test_memory_does_not_grow_with_communicators(start):
         backend: start("growth.py", 1, backend, times, settings={"TORCH_FR_BUFFER_SIZE": "0"})
         for backend, times in (("bare", 400), ("gloo", 400), ("shm", 1500))
     }
-    grown = {backend: job[0].next("grown") for backend, job in jobs.items()}
+    grown = {backend: job[0].next("grown", within=250) for backend, job in jobs.items()}
     assert grown["gloo"]["bytes"] < grown["bare"]["bytes"] + 32, grown
     assert grown["shm"]["bytes"] < 24, grown
     assert max(of["blocks"] for of in grown.values()) < 1.5, grown

@@ -53,7 +53,7 @@ HEADINGS = (
 )
 _SWITCH = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
 _STRANGER = 2  # the host that takes no part
-_WITHIN = 250.0  # seconds that a job may take, with the looks at it
+_WITHIN = 600.0  # seconds that a job may take, with the looks at it
 
 
 @dataclass(frozen=True, order=True)

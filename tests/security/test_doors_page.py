@@ -33,7 +33,7 @@ def test_ranks_of_several_hosts_are_seen_while_they_connect(way):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_listens_is_what_the_table_says(way):

@@ -25,7 +25,7 @@ from tools import namespaces
 
 pytestmark = pytest.mark.processes
 
-WITHIN = 100.0  # seconds that a job may take
+WITHIN = 250.0  # seconds that a job may take: a hang, not a slow machine
 WAITS = Path(__file__).parent / "programs/waits.py"
 
 
@@ -121,7 +121,7 @@ def up(on_hosts: OnHosts) -> bool:
 
 
 @several
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_stranger_on_the_network_of_a_job(
     on_hosts_with_names: OnHosts, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_stranger_on_the_network_of_a_job(
 
 
 @several
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_stranger_at_a_job_without_a_token(
     on_hosts: OnHosts, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
@@ -181,7 +181,7 @@ def test_a_stranger_at_a_job_without_a_token(
 
 
 @several
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("second", "why"),
     [("the token of another job", "the host has another token"), ("", "the host has a token")],

@@ -21,7 +21,7 @@ from unicomm.comms.membership import create, split
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.testing import run_ranks
 
-LONG = 300.0  # seconds; who waits for that fails by pytest's own timeout
+LONG = 1000.0  # seconds; who waits for that fails by pytest's own timeout
 
 
 @pytest.mark.parametrize("where", ["before gloo", "between its own connections"])

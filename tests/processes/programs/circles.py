@@ -19,7 +19,7 @@ from unicomm import CommError, Communicator, ReduceOp, Work
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
-FOR_EVER = 100.0  # seconds, beyond the tests' own limits
+FOR_EVER = 1000.0  # seconds, beyond the tests' own limits
 LARGE = 400_000  # elements of a message that does not fit into the transport's own memory
 A_WHILE = 0.1  # seconds between two looks at how often the ranks that wait have looked for a circle
 

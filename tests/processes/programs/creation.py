@@ -1,8 +1,11 @@
 """Communicators that cannot come about: creation.py SCENARIO ...
 
-killed before|inside VICTIM TIMEOUT     a rank dies before, or in the middle of, its creation
-missing                                 ranks of a job of four come, except the last
-differing backend|hints|name            rank 1 passes something else
+killed before|inside VICTIM LAST TIMEOUT    a rank dies before, or in the middle of, its creation
+missing LAST TIMEOUT                        ranks of a job of four come, except the last ones
+differing backend|hints|name                rank 1 passes something else
+
+Rank LAST alone, if it is not -1, has the short TIMEOUT. The test has it create when the others have said
+"came": on a busy machine one of them may come later than any timeout, and would be missing, too.
 """
 
 import os
@@ -18,10 +21,13 @@ from tests.processes.programs.common import describe, hear, holdings, say, settl
 from unicomm.comms.membership.rendezvous import Rendezvous
 
 SCENARIO, *ARGUMENTS = sys.argv[1:]
+LONG = 60.0  # seconds, which must not pass
 
 
 def create(backend: str, timeout: float, hints: dict[str, str] | None = None) -> None:
-    """Says "error" with what came of it, and "failed" with what this process holds then."""
+    """Says "came" when this rank has come, "error" with what came of it, and "failed" with what this process
+    holds then.
+    """
     looks.begin()
     before, began = holdings(), time.monotonic()
     try:
@@ -33,7 +39,11 @@ def create(backend: str, timeout: float, hints: dict[str, str] | None = None) ->
     say("failed", before=before, after=settled(before))
 
 
-def killed(moment: str, victim: str, timeout: str) -> None:
+def timeout_of(last: str, timeout: str) -> float:
+    return float(timeout) if os.environ["RANK"] == last else LONG
+
+
+def killed(moment: str, victim: str, last: str, timeout: str) -> None:
     if os.environ["RANK"] == victim and moment == "inside":
         exchange = Rendezvous.exchange
 
@@ -43,11 +53,11 @@ def killed(moment: str, victim: str, timeout: str) -> None:
             return exchange(self, tag, value)
 
         Rendezvous.exchange = die_when_mapped
-    create("shm", float(timeout))
+    create("shm", timeout_of(last, timeout))
 
 
-def missing() -> None:
-    create("shm", 2)
+def missing(last: str, timeout: str) -> None:
+    create("shm", timeout_of(last, timeout))
 
 
 def differing(what: str) -> None:
@@ -57,6 +67,7 @@ def differing(what: str) -> None:
     create(backend, 20, hints)
 
 
+looks.on_arrival(lambda: say("came"))
 say("here")
-hear()  # so that all of them create at the same time
+hear()  # so that the test says when they create
 {"killed": killed, "missing": missing, "differing": differing}[SCENARIO](*ARGUMENTS)

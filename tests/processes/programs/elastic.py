@@ -1,7 +1,7 @@
 """A rank that does what the test tells it: elastic.py BACKEND TIMEOUT
 
 Says its init handle, then takes JSON lines: {"do": "reconfigure", "uuid": ..., "handles": [...]},
-{"do": "sum", "value": ...}, {"do": "finalize"}.
+{"do": "sum", "value": ..., "timeout": ...}, {"do": "finalize"}. TIMEOUT holds where an order brings none.
 """
 
 import json
@@ -36,7 +36,7 @@ while (order := json.loads(hear()))["do"] != "finalize":
             say("epoch", rank=comm.get_rank(), size=comm.get_size(), ranks=comm.get_ranks())
         elif order["do"] == "sum":
             x = torch.full((70001,), float(order["value"]))
-            comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
+            comm.all_reduce(x, unicomm.ReduceOp.SUM, False, timeout=order.get("timeout"))
             say("sum", value=x[-1].item(), same=bool((x == x[0]).all()))
 comm.finalize()
 say("finalized", before=before, after=settled(before, held))

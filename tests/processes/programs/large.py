@@ -18,7 +18,7 @@ def pattern(at: torch.Tensor, rank: int) -> torch.Tensor:
     return ((at * (rank + 3) + rank) % 251 - 125).to(torch.int8)
 
 
-with unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=60) as comm:
+with unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=200) as comm:
     rank = comm.get_rank()
     at = places(1)
     x = torch.full((COUNT,), rank + 1, dtype=torch.int8)

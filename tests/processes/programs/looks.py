@@ -13,6 +13,7 @@ from unicomm.comms.membership.meeting_faults import MeetingFaults
 from unicomm.comms.membership.rendezvous import Rendezvous
 
 _came: list[float] = []
+_on_arrival: list[Callable[[], None]] = []
 _looks: list[tuple[float, float]] = []
 
 
@@ -25,6 +26,11 @@ def begin() -> None:
 def noted() -> dict[str, Any]:
     """When this rank had come to its last meeting, and its looks: when, and the seconds to the next one."""
     return {"came": _came[-1] if _came else None, "looks": list(_looks)}
+
+
+def on_arrival(act: Callable[[], None]) -> None:
+    """Calls `act` whenever this rank has come to a meeting: its post is in the store then."""
+    _on_arrival.append(act)
 
 
 def on_others_elsewhere(times: int, act: Callable[[], None]) -> None:
@@ -45,6 +51,8 @@ def _add(self: StoreClient, key: str, amount: int = 1, original: Any = StoreClie
     count: int = original(self, key, amount)
     if key.endswith("/0/arrived") and amount == 1:
         _came.append(time.monotonic())
+        for act in _on_arrival:
+            act()
     return count
 
 

@@ -13,7 +13,7 @@ import unicomm
 from tests.processes.programs.common import hear, reporting, say
 from unicomm import symm
 
-FOR_EVER = 300.0
+FOR_EVER = 1000.0
 KIND, BACKEND = sys.argv[1:]
 
 signal.signal(signal.SIGUSR1, lambda *_: say("handled"))
