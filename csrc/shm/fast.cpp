@@ -130,11 +130,12 @@ class FastPath : public FastCalls {
         size_t count = size_t(list_size(items.ptr()));
         std::vector<Tensor> tensors(count);
         std::vector<shm::Message> messages;
+        int others = 0;  // arrays
         for (size_t i = 0; i < count; ++i) {
             shm::Message m;
             nb::object value;
             if (!read_item(list_item(items.ptr(), Py_ssize_t(i)), m, tensors[i], value)) return no();
-            if (count > kShapes && !has_exchange_api(value.ptr())) return no();  // its shape would not last
+            if (!has_exchange_api(value.ptr()) && ++others > kShapes) return no();  // shapes would not last
             messages.push_back(m);
         }
         // What is received may not overlap anything else.

@@ -266,7 +266,6 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
     if (!deep) return false;
     if (interrupted(fault)) return true;
     culprit_finder_.note_look(awaited, kind.anybody, kind.aside);
-    if (kind.guessed) return false;
     if (!kind.anybody) return deadlock_.check(awaited, kind, fault);
     std::vector<int> others;
     for (int r = 0; r < world_; ++r) {

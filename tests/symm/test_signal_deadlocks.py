@@ -70,7 +70,7 @@ def test_a_word_that_anybody_may_write_is_no_deadlock(writer):
             symm.init_team(team, comm)
 
         def write():
-            Looks(1).wait(over=comm.is_aborted)
+            Looks(2).wait(over=comm.is_aborted)
             if team is not None:
                 symm.put_signal(x, pad[0], 7, 0, team)
             elif writer == "a third rank":

@@ -12,7 +12,6 @@ the same on all ranks. `timeout` of a function is that of each operation that it
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import pickle
@@ -65,15 +64,10 @@ def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(comm.get_device())
 
 
-@functools.cache
-def _allow_empty_bytes() -> None:
-    """Has torch read b"", which is written as a call of `bytes`. Calls of `bytearray` it allows by itself."""
-    torch.serialization.add_safe_globals([bytes])
-
-
 def _decode_saved(data: bytes, weights_only: bool = True) -> Any:
     if weights_only:
-        _allow_empty_bytes()
+        # b"" is written as a call of `bytes`; calls of `bytearray` torch allows by itself.
+        torch.serialization.add_safe_globals([bytes])
     return torch.load(io.BytesIO(data), weights_only=weights_only, map_location="cpu")
 
 

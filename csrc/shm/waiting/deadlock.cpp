@@ -89,6 +89,7 @@ void DeadlockDetector::publish(const std::vector<int>& awaited, const WaitKind& 
     w.joinable = kind.joinable;
     w.aside = kind.aside;
     w.any = kind.any;
+    w.open = kind.guessed;
     copy_text(w.name, sizeof w.name, name_);
     for (int r : awaited) {
         if (w.awaited_count == kMostAwaited) break;
@@ -131,7 +132,7 @@ bool DeadlockDetector::check(const std::vector<int>& awaited, const WaitKind& ki
     }
     WaitSlot& slot = table_->page().waits[slot_];
     slot.looks.fetch_add(1);
-    if (now < next_ns_) return false;
+    if (kind.guessed || now < next_ns_) return false;
     next_ns_ = now + kPauseNs;
 
     if (found_ns_ != 0) {
@@ -251,7 +252,7 @@ DeadlockDetector::Graph DeadlockDetector::build_graph(bool optimistic,
         const WaitSlot& slot = node.table->page().waits[key.slot];
         node.wait = slot.waiting.read(node.what);
         // Never trust a number that another process wrote.
-        node.stuck = node.wait != 0 && node.what.awaited_count > 0 &&
+        node.stuck = node.wait != 0 && node.what.open == 0 && node.what.awaited_count > 0 &&
                      node.what.awaited_count <= kMostAwaited && graph.size() <= kMostNodes;
         if (!node.stuck) continue;
         for (uint32_t i = 0; i < node.what.awaited_count; ++i) {

@@ -53,7 +53,8 @@ struct Waiting {
     uint32_t op;
     uint16_t joinable;  // more messages may join the wait, so this rank may still act
     uint16_t aside;     // no thread of the program waits for it
-    uint32_t any;       // the wait ends when any awaited rank acts, not only when all have
+    uint16_t any;       // the wait ends when any awaited rank acts, not only when all have
+    uint16_t open;      // any thread may end it: it says where this rank is, and is part of no circle
     uint64_t seq;       // of the operation; 0 if unknown
     uint32_t line, awaited_count;
     char name[48];  // of the communicator; may be truncated

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.comms import inside
-from unicomm import ReduceOp
+from unicomm import ReduceOp, symm
 from unicomm.c10d.hooks import compressed
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 PLACES = {
@@ -130,3 +132,35 @@ def test_a_factor_of_zero_loses_nothing(place, name):
         assert (lost == 0).all()
 
     run_ranks(program, n, backend=backend, hints=hints or None)
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_permuted_outputs_made_for_inference(backend):
+    def program(comm):
+        group = UnicommProcessGroup(comm)
+        for later in (False, True):
+            options = dist.AllreduceOptions()
+            options.asyncOp = later
+            with torch.inference_mode():
+                x = torch.ones(20, 30).t()
+            work = group.allreduce([x], options)
+            work.wait()
+            assert (x == 2).all()
+            assert (work.get_future().wait()[0] == 2).all()
+
+    run_ranks(program, 2, backend=backend)
+
+
+def test_symmetric_memory_under_another_default_device():
+    def program(comm):
+        with torch.device("meta"):
+            symm.init(comm)
+            x = symm.empty(4, comm=comm)
+            x.fill_(comm.get_rank())
+            comm.barrier()
+            if comm.get_rank() == 0:
+                symm.get(x, 1, comm)
+            comm.barrier()
+            assert x.tolist() == [1.0] * 4
+
+    run_ranks(program, 2)

@@ -103,7 +103,8 @@ class MpiBackend(Operations, OpensExchange, ChecksProcess):
     def close(self) -> None:
         super().close()
         for request, _ in self._prepared.values():
-            request.Free()
+            if request is not None:
+                request.Free()
         self._prepared.clear()
         fault = self.channel.fault
         if fault is not None and fault.code == FaultCode.PEER_LOST and fault.detail != FINALIZED:

@@ -263,26 +263,27 @@ class Operations(OutOfBandBackend, PreparesOperations):
         So may the output, whose storage a program may free and allocate again.
         """
         out, data = bytes_of(call.outputs[0]), bytes_of(call.inputs[0])
-        if (made := self._prepared.get(call.prepared)) is None:
-            room = torch.empty_like(out)
+        if call.prepared not in self._prepared:
+            room: Any = torch.empty_like(out)
             try:
                 request = self._comm.Allgather_init(self.MPI.IN_PLACE, self._bytes(room, self._size))
             except NotImplementedError:  # an MPI older than version 4
-                own = out.narrow(0, self._rank * data.numel(), data.numel())
-                copy_memory(own, data)
-                request = self._comm.Iallgather(self.MPI.IN_PLACE, self._bytes(out, self._size))
-                self._collect(request, call)
-                return
-            made = self._prepared[call.prepared] = (request, room)
-        request, room = made
-        copy_memory(room.narrow(0, self._rank * data.numel(), data.numel()), data)
+                request = room = None
+            self._prepared[call.prepared] = request, room
+        request, room = self._prepared[call.prepared]
+        to = out if room is None else room
+        copy_memory(to.narrow(0, self._rank * data.numel(), data.numel()), data)
+        if request is None:
+            self._collect(self._comm.Iallgather(self.MPI.IN_PLACE, self._bytes(out, self._size)), call)
+            return
         request.Start()
-        self._collect(request, call)
+        self._end(request, room, 2 * out.numel())
         copy_memory(out, room)
 
     def unprepare(self, handle: object) -> None:
-        if (made := self._prepared.pop(handle, None)) is not None and self.channel.fault is None:
-            made[0].Free()
+        request, _ = self._prepared.pop(handle, (None, None))
+        if request is not None and self.channel.fault is None:
+            request.Free()
 
 
 class _MpiSignatureCheck(SignatureCheck):

@@ -82,6 +82,8 @@ def factor_bytes(op: ReduceOp, dtype: torch.dtype) -> bytes:
     """Returns PREMUL_SUM's factor as the bytes of one element."""
     assert op.factor is not None
     if not dtype.is_floating_point:  # a factor that does not fit wraps around, as the products do
-        width = torch.empty((), dtype=dtype).element_size()
+        width = dtype.itemsize
         return (int(op.factor) % (1 << 8 * width)).to_bytes(width, "little")
-    return bytes(torch.tensor([op.factor], dtype=torch.float64).to(dtype).view(torch.uint8).tolist())
+    return bytes(
+        torch.tensor([op.factor], dtype=torch.float64, device="cpu").to(dtype).view(torch.uint8).tolist()
+    )

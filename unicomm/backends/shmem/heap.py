@@ -184,13 +184,13 @@ class Heap:
             try:
                 mine = json.dumps([own, *region.under_way(pes)]).encode()
                 told = [json.loads(text) for text in rendezvous.exchange(f"region {attempt}", mine)]
-                # No pair has received more than was sent, so if the sums are equal all pairs are.
-                free_again = own and not any(map(sum, zip(*(balance for _, *balance in told), strict=True)))
-                if free_again and all(owned for owned, *_ in told):
+                if all(owned for owned, *_ in told):
                     free_again = False
-                    with self._lock:
-                        self._users += 1
-                    return region
+                    # No pair has received more than was sent, so if the sums are equal all pairs are.
+                    if not any(map(sum, zip(*(balance for _, *balance in told), strict=True))):
+                        with self._lock:
+                            self._users += 1
+                        return region
             finally:
                 if free_again:
                     self._free_region(chosen)

@@ -67,7 +67,10 @@ class Contiguous:
         """Writes the results into the caller's tensors. Once; a second call waits for the first."""
         with self._lock, torch.no_grad():
             for tensor, copy in self._outputs:
-                tensor.copy_(copy)
+                with torch.inference_mode(
+                    tensor.is_inference()
+                ):  # the thread of the operation is in no such mode
+                    tensor.copy_(copy)
             self._outputs = []
 
     def attach(self, work: ProcessGroupWork, first: Any) -> None:

@@ -28,7 +28,7 @@ from .kernels import Group, Tensor, as_input, communicator, like
 from .table import FunctionalOp
 
 #: Argument `order` of all operators here. Graphs take it as an input that they change.
-_order = torch.zeros(1, dtype=torch.uint8)
+_order = torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
 def _send(x: Tensor, dst: int, order: Tensor, group: Group) -> None:

@@ -100,7 +100,7 @@ class DeviceDomain:
             if fault is not None or not address:
                 self.far.append(pe)
             distances.append(address - control if address else 0)
-        self._distances = torch.tensor(distances, dtype=torch.int64).to(self._device)
+        self._distances = torch.tensor(distances, dtype=torch.int64, device=self._device)
         # The status record, the word that ends waits, the result of an atomic operation.
         words = self._launcher.host_words(_EACH + 4 * world + 2)
         self._record = words[:-2].numpy()
@@ -248,7 +248,7 @@ class DeviceDomain:
         n, limit = self.world, head[-1]
         if self._streams.is_capturing():
             self.wait(limit)
-        said = torch.tensor(splits, dtype=torch.int64).to(self._device)
+        said = torch.tensor(splits, dtype=torch.int64, device=self._device)
         came = torch.empty(2 * n, dtype=torch.int64, device=self._device)
         args = self._call(head, [input, out], _row_bytes(input))
         self._set(args, said_splits=said.data_ptr(), results=came.data_ptr(), experts=1)
@@ -373,7 +373,7 @@ class DeviceDomain:
         self, to: int, source: int, nbytes: int, word: int, value: int, op: int, pe: int, _: int = 0
     ) -> Any:
         if nbytes:
-            rows = torch.tensor([[source, to, nbytes, pe]], dtype=torch.int64).numpy()
+            rows = torch.tensor([[source, to, nbytes, pe]], dtype=torch.int64, device="cpu").numpy()
             if (fault := self.transfer(True, rows)) is not None:
                 return fault
         self._launch("symm_signal", self._args(0), word=word, value=value, compare=int(op), peer=pe)

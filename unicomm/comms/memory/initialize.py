@@ -46,7 +46,7 @@ def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> 
     if engine.executor.streams is not None:
         one_host, launcher = _look_around(engine, backend, timeout)
     table = backend.symmetric_table(one_host)
-    note = torch.zeros(129, dtype=torch.uint8)  # whether rank 0 failed, then the unique id
+    note = torch.zeros(129, dtype=torch.uint8, device="cpu")  # whether rank 0 failed, then the unique id
     trouble = ""
     if engine.rank == 0:
         fault, uid = table.unique_id(engine.group.size, heap_bytes)

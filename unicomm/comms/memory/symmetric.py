@@ -205,7 +205,7 @@ class SymmetricMemory:
     def transfer(self, put: bool, plan: Sequence[tuple[int, int, int, int]], limit: float) -> None:
         """Copies (own address, symmetric address, bytes, rank) each. Returns when all copies are done."""
         if plan:
-            rows = torch.tensor(plan, dtype=torch.int64).numpy()
+            rows = torch.tensor(plan, dtype=torch.int64, device="cpu").numpy()
             self.check(self.domain.transfer(put, rows, 0), limit)
 
     # --- meetings ---------------------------------------------------------------------------------------

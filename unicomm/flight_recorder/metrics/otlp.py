@@ -6,7 +6,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
-from http.client import HTTPException
+from http.client import HTTPException, RemoteDisconnected
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
@@ -112,6 +112,8 @@ def send(message: ExportMetricsServiceRequest, url: str, timeout: float = TIMEOU
             other = error.headers.get("Location")
             hint = f", a redirection to {other}: give that URL if it is the collector's" if other else ""
             raise CollectorError(f"{where} answered {error.code} {error.reason}{hint}") from None
+    except RemoteDisconnected as error:
+        raise CollectorError(f"{where} cannot be reached: {error}") from None
     except HTTPException as error:
         found = f"{type(error).__name__}: {error}".strip(": ")
         raise CollectorError(
@@ -136,8 +138,8 @@ def read_answer(data: bytes, where: str, kind: str = "application/x-protobuf") -
             response.ParseFromString(data)
         elif "json" in kind:
             Parse(data, response, ignore_unknown_fields=True)
-        else:
-            raise CollectorError(f"{where} answered with {kind or 'no type of content'}: it is no collector")
+        elif "html" in kind:
+            raise CollectorError(f"{where} answered with {kind}: it is no collector")
     except (DecodeError, ParseError, ValueError, RecursionError) as error:
         raise CollectorError(f"{where} gave an answer that no collector gives: {error}") from None
     partial = response.partial_success

@@ -106,7 +106,8 @@ class Timeline:
     @property
     def complete(self) -> bool:
         """Whether all ranks came to their ends, after `run`."""
-        return all(self._at[rank] == len(one.events) for rank, one in self.details.items())
+        played = [rank for rank in self.details if rank in self.table.source_of]
+        return all(self._at[rank] == len(self.details[rank].events) for rank in played)
 
     def run(self) -> dict[int, RankTime]:
         """Returns each rank's times. Operations that never complete end a rank's."""
