@@ -283,3 +283,38 @@ def test_a_group_has_a_communicator_for_each_device_that_is_named(forked_program
         "assert devices_of('nccl') == {'cuda': ('cuda:1', 'fake')}\n",
         UNICOMM_BACKEND="cuda:fake",
     )
+
+
+OPTIONS = """
+import pytest, torch
+import torch.distributed as dist
+from unicomm import InvalidArgumentError
+
+def made(options, backend="unicomm"):
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, pg_options=options)
+    comm = dist.group.WORLD.get_comm()
+    return comm, comm.get_options()
+
+for options, hints, changes in (
+    (None, {}, False),
+    ({"checksum": True}, {"checksum": "true"}, False),
+    ({"reduction": "reproducible", "enable_reconfigure": "true"}, {"reduction": "reproducible"}, True),
+):
+    comm, found = made(options)
+    assert (dict(found.hints), found.enable_reconfigure) == (hints, changes), found
+    child = dist.new_group([0], pg_options={"checksum": True}).get_comm()
+    assert child.get_options().hints["checksum"] == "true"
+    assert not child.get_options().enable_reconfigure
+    dist.destroy_process_group()
+for wrong in ({"chekcsum": True}, object(), "checksum"):
+    with pytest.raises(InvalidArgumentError):
+        made(wrong)
+    dist.distributed_c10d._update_default_pg(None)
+comm, found = made(dist.ProcessGroupGloo._Options(), "gloo")  # of torch's own Gloo, which this is not
+assert not found.hints
+dist.destroy_process_group()
+"""
+
+
+def test_options_of_a_group_are_those_of_its_communicator(forked_programs, tmp_path):
+    forked(forked_programs, tmp_path, OPTIONS)

@@ -4,10 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
 import unicomm
 from tests.commands import clean_environment, run
 from unicomm.flight_recorder import extras
+from unicomm.launch.cli import app
+from unicomm.launch.run.launcher import parser
 
 # `unicomm`, in a process where a package cannot be imported.
 WITHOUT = """
@@ -98,3 +101,22 @@ def test_other_import_errors_stay_as_they_are(tmp_path):
 def test_extras_are_those_of_the_installed_package():
     assert extras.packages("hub") == ["msgspec", "pyzmq"]
     assert extras.packages("no such extra") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["--nproc-per-node", "2", "train.py", "--a", "1", "--", "--b"], ["--a", "1", "--", "--b"]),
+        (["--no-python", "env", "A=1", "--", "prog"], ["A=1", "--", "prog"]),
+        (["--standalone", "train.py", "--metrics", "--token", "x"], ["--metrics", "--token", "x"]),
+        (
+            ["train.py", "--trace=1", "--verdict", "--hub", "--hub-port"],
+            ["--trace=1", "--verdict", "--hub", "--hub-port"],
+        ),
+        (["--trace-dir", "rings", "-m", "package.train", "-h"], ["-h"]),
+    ],
+)
+def test_arguments_of_the_program_are_its_own(words, script):
+    found = get_command(app).commands["run"].make_context("run", list(words)).args
+    assert found == words
+    assert parser().parse_args(found).training_script_args == script

@@ -149,7 +149,16 @@ def test_a_program_that_cannot_be_started(launch, program, code):
 
 
 @pytest.mark.parametrize(
-    "options", [("--nnodes=3:2",), ("--no-python", "-m"), ("--backend=shn",), ("--nonesuch",)], ids=str
+    "options",
+    [
+        ("--nnodes=3:2",),
+        ("--nnodes=two",),
+        ("--nnodes=1:2:3",),
+        ("--no-python", "-m"),
+        ("--backend=shn",),
+        ("--nonesuch",),
+    ],
+    ids=str,
 )
 def test_options_that_contradict(launch, options):
     launcher = launch(*options, LAUNCHED, "{folder}", "raise")

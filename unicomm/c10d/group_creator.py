@@ -32,6 +32,17 @@ from .subgroups import meeting_place
 _OPTION = Hint("enable_reconfigure", parse_bool, False, "Whether the group's ranks may change later.")
 
 
+def read_options(given: Any) -> tuple[dict[str, str | bool], bool]:
+    """Returns the hints in `pg_options`, and whether the group's ranks may change."""
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"pg_options is a {type(given).__name__}", hint="for the backend unicomm pass a dict of hints"
+        )
+    hints = dict(given or {})
+    settings = read_hints({_OPTION.name: hints.pop(_OPTION.name, "false")}, [_OPTION], NAME)
+    return hints, bool(settings[_OPTION.name])
+
+
 def create(
     options: Any, hints: Mapping[str, str | bool] | None, asked: Mapping[str, Any]
 ) -> UnicommProcessGroup:
@@ -39,10 +50,7 @@ def create(
 
     `asked`: the variables of torch's function that makes the group (`compat.GROUP_MAKER_VARIABLES`).
     """
-    if hints is not None and not isinstance(hints, Mapping):
-        raise InvalidArgumentError(
-            f"pg_options is a {type(hints).__name__}", hint="for the backend unicomm pass a dict of hints"
-        )
+    own, changes = read_options(hints)
     config = asked.get("backend_config")
     wanted = {"cpu": NAME} if config is None else dict(config.get_device_backend_map())
     here = [kind for kind, backend in wanted.items() if backend == NAME and _has_backend(kind)]
@@ -55,8 +63,6 @@ def create(
     place = meeting_place(
         options.global_ranks_in_group, asked.get("group_desc"), str(options.group_id), options.store
     )
-    own = dict(hints or {})
-    settings = read_hints({_OPTION.name: own.pop(_OPTION.name, "false")}, [_OPTION], NAME)
     comms = [
         communicator_of(
             connect(
@@ -67,7 +73,7 @@ def create(
                 timeout=options.timeout,
                 rank=options.group_rank,
                 size=options.group_size,
-                enable_reconfigure=settings[_OPTION.name],
+                enable_reconfigure=changes,
                 hints=own,
                 meeting=place.meeting,
                 labels=options.global_ranks_in_group or None,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
 from unicomm.flight_recorder.texts import format_ranks
 
 DEFAULT = "default"  # the default group
+_LONGEST = 200  # characters of a list of ranks in a name
 _UNDESCRIBED = ("", "undefined")  # torch's descriptions of groups that the program does not describe
 
 _made: Counter[str] = Counter()  # this process's groups, by their names without a number
@@ -28,4 +30,8 @@ def group_name(ranks: Sequence[int], desc: str | None) -> str:
 
 def members_name(ranks: Sequence[int]) -> str:
     """Returns a name on which all members of a group agree."""
-    return f"ranks {format_ranks(list(ranks))}"
+    text = f"ranks {format_ranks(list(ranks))}"
+    if len(text) > _LONGEST:
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        text = f"{len(ranks)} ranks from {min(ranks)} to {max(ranks)} ({digest})"
+    return text

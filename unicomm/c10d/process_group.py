@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from unicomm import _core
+from unicomm.comms.backend import SplitsInLibrary
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import CommTimeoutError, InvalidArgumentError, PeerLostError, UnsupportedError
 from unicomm.comms.execution.issued import ANY_RANK
@@ -35,6 +36,7 @@ from .calls.sparse import all_reduce_sparse
 from .calls.torch_method import torch_method
 from .compat import (
     ALL_REDUCE_CODE,
+    PrefixStore,
     Store,
     asked_by_split_source,
     dispatch_modes,
@@ -112,7 +114,10 @@ class UnicommProcessGroup(dist.ProcessGroup):
         self._first = first
         # If there is only one communicator, its own checks report a tensor on a wrong device.
         self._only = first if len(comms) == 1 else None
-        self._store = store if store is not None else first._member.store
+        self._store = store
+        if store is None and (shared := first._member.store) is not None:
+            # Groups that were split from one parent, or made in one job, have one store.
+            self._store = PrefixStore(f"unicomm-group/{first.get_uid()}", shared)
         self._group_name = ""
         self._desc = "undefined"
         self.stand_in: dist.ProcessGroup | None = None  # see dispatcher.by_operator
@@ -279,10 +284,17 @@ class UnicommProcessGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> UnicommProcessGroup | None:
-        """Makes a group of some ranks of this one. Only its members need to call it; others get None."""
-        if self.rank() not in ranks:
-            return None
+        """Makes a group of some ranks of this one; ranks that are not among them get None.
+
+        Only members need to call it, but for communicators whose library splits by a call of all ranks.
+        """
         wanted = None if device_types is None else {torch.device(d).type for d in device_types}
+        if self.rank() not in ranks:
+            for kind, comm in self._comms.items():
+                needed = isinstance(comm._member.backend, SplitsInLibrary)
+                if needed and (wanted is None or kind in wanted):
+                    comm._split(plan_split(comm._engine, [], "", None, timeout))
+            return None
         # torch's name counts the groups that a rank knows, so it differs between ranks once some of them have
         # made a group of their own. All members agree on the ranks of the group.
         members = [self._first.get_ranks()[r] for r in ranks]

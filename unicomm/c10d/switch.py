@@ -230,21 +230,24 @@ def _create(backend: str, kind: str, place: MeetingPlace, asked: Mapping[str, An
     from unicomm.comms.communicator import Communicator, communicator_of
     from unicomm.comms.membership.split import plan_split
 
-    from . import choice, subgroups
+    from . import choice, group_creator, subgroups
 
+    # Options for another backend that the program names mean nothing here.
+    given = asked.get("backend_options") if backend == choice.NAME else None
+    hints, changes = group_creator.read_options(given)
     chosen = choice.chosen_backend(backend, kind)
     device = torch.device(kind)
     if kind != "cpu" and choice.is_present(kind):
         device = choice.device_of(kind, asked.get("device_id"), os.environ, torch.get_device_module(kind))
     ranks, timeout = asked["global_ranks_in_group"], asked["timeout"]
-    if ranks and (parent := subgroups.parent_of(kind, chosen)) is not None:
-        plan = plan_split(parent._engine, list(ranks), place.name, None, timeout, place.meeting)
+    if ranks and not changes and (parent := subgroups.parent_of(kind, chosen)) is not None:
+        plan = plan_split(parent._engine, list(ranks), place.name, hints or None, timeout, place.meeting)
         comm = parent._split(plan)
         assert comm is not None  # torch asks members only
     else:
         more = more | {"rank": asked["group_rank"], "size": asked["group_size"]}
         more |= {"store": place.store, "timeout": timeout, "meeting": place.meeting}
-        more |= {"labels": ranks or None}
+        more |= {"labels": ranks or None, "hints": hints, "enable_reconfigure": changes}
         comm = communicator_of(connect(chosen, device, place.name, **more), Communicator)
     choice.bind(comm, asked.get("device_id"))
     if comm.get_rank() == 0:

@@ -15,6 +15,7 @@ from tests import recorded
 from tests.mocks.nccl.kinds import of, streams_of
 from unicomm import Communicator
 from unicomm.backends.nccl.backend import NcclBackend
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -178,6 +179,18 @@ def test_split(backend, by):
         return x.tolist()
 
     assert run_ranks(program, 4, backend=backend, hints={"split_by": by}) == [[2.0], [1.0], [2.0], []]
+
+
+def test_ranks_outside_a_group_take_part_in_the_librarys_split(new):
+    def program(comm: Communicator) -> list[float]:
+        part = UnicommProcessGroup(comm).split_group([0, 1])
+        x = torch.ones(1)
+        if part is not None:
+            part.get_comm().all_reduce(x, SUM, False).wait_blocking()
+            part.get_comm().finalize()
+        return x.tolist()
+
+    assert run_ranks(program, 3, backend=new, timeout=30) == [[2.0], [2.0], [1.0]]
 
 
 def test_options_reach_the_library(new):

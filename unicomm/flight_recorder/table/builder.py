@@ -60,8 +60,8 @@ class TableBuilder(RingTableBuilder):
         mapped = []
         for name, desc in columns.groups:
             index = listed.get(name)
-            if index is None:  # torch's gloo: "" and "0" are both the default group
-                index = listed.get("", alone if name in ("0", "") else None)
+            if index is None and name in ("0", ""):  # torch's gloo: both are the default group
+                index = listed.get("", alone)
             if index is None:
                 listed[name] = index = self._dump_group(name, {"desc": desc}, ours, "?")
             mapped.append(index)
@@ -158,11 +158,13 @@ class TableBuilder(RingTableBuilder):
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         calls, pairs, kinds = [], [], []
         for row in first:
-            _, op, _, peer = parsed[int(c.profiling_name[row])]
+            backend, op, _, peer = parsed[int(c.profiling_name[row])]
             p2p = bool(c.is_p2p[row]) or op in ("send", "recv")
             kind = names.kind(op, p2p)
             ins, outs = c.sizes[int(c.input_sizes[row])], c.sizes[int(c.output_sizes[row])]
             in_types, out_types = c.dtypes[int(c.input_dtypes[row])], c.dtypes[int(c.output_dtypes[row])]
+            if backend == "nccl" and op == "scatter":  # torch's group passes them in the other order
+                (ins, in_types), (outs, out_types) = (outs, out_types), (ins, in_types)
             calls.append(
                 self.calls(
                     (
@@ -215,9 +217,12 @@ class TableBuilder(RingTableBuilder):
             config = c.meta.get("pg_config")
             for i, index in enumerate(source.members if isinstance(config, dict) else ()):
                 owner.setdefault(str(i), index)
+        # torch notes the number of the last Work there, which may be that of a message.
+        ours = "unicomm_async" in c.extra
+        with_messages = set() if ours else set(np.unique(group[p2p]).tolist())
         for key, entry in status.items():
             owned = owner.get(str(key))
-            if owned is None or not isinstance(entry, dict):
+            if owned is None or not isinstance(entry, dict) or owned in with_messages:
                 continue
             for name in ("enqueued", "started", "completed"):
                 value = integer(entry.get(f"last_{name}_collective", -1))

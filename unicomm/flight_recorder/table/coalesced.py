@@ -84,8 +84,21 @@ class _Merger:
         self.dtypes = _Values(columns.dtypes)
         self.keep = np.ones(len(columns), np.bool_)
 
+    def _mark_ends_of_batches(self) -> None:
+        """Takes the ends of batches of messages for messages: torch gives them the flag of a collective."""
+        c = self.columns
+        order = np.argsort(c.group, kind="stable")
+        before, after = order[:-1], order[1:]
+        same = (
+            (c.group[before] == c.group[after])
+            & (c.p2p_seq_id[before] == c.p2p_seq_id[after])
+            & (c.collective_seq_id[before] == c.collective_seq_id[after])
+        )
+        c.is_p2p[after[same & self.is_end[after] & c.is_p2p[before].astype(np.bool_)]] = True
+
     def merged(self) -> DumpColumns:
         c = self.columns
+        self._mark_ends_of_batches()
         seq = np.where(c.is_p2p, c.p2p_seq_id, c.collective_seq_id)
         keys = np.stack([c.group.astype(np.int64), c.is_p2p.astype(np.int64), seq], axis=1)
         _, of = np.unique(keys, axis=0, return_inverse=True)

@@ -9,7 +9,12 @@ import threading
 
 import typer
 
-SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+SETTINGS = {
+    "allow_extra_args": True,
+    "allow_interspersed_args": False,  # what follows the program is its own, also a "--"
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
 
 
 def run(context: typer.Context) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import config
 from torch.distributed import run as torchrun
@@ -144,7 +145,27 @@ def parser() -> argparse.ArgumentParser:
         help="file with the job's token, which the launchers of several hosts prove to each other that they "
         "know; only its owner may read it (UNICOMM_JOB_TOKEN)",
     )
+    _without_abbreviations(made, ours._group_actions)
     return made
+
+
+def _without_abbreviations(made: argparse.ArgumentParser, ours: Sequence[argparse.Action]) -> None:
+    """Has our options be given in full. argparse looks at the program's arguments, too: `train.py --metrics`
+    would else be an abbreviation of two of our options, and refused."""
+    find = made._get_option_tuples
+
+    def theirs(option: str) -> Any:
+        return [found for found in find(option) if found[0] not in ours]
+
+    made._get_option_tuples = theirs  # type: ignore[assignment, method-assign]
+
+
+def _most_nodes(options: argparse.Namespace) -> int:
+    try:
+        most: int = torchrun.parse_min_max_nnodes(options.nnodes)[1]
+    except (ValueError, RuntimeError):
+        raise UsageError(f"--nnodes={options.nnodes}: pass a number, or MIN:MAX") from None
+    return most
 
 
 class UsageError(Exception):
@@ -162,7 +183,7 @@ def main(arguments: Sequence[str], stop: StopSignals | None = None) -> int:
     stop.only([name.strip() for name in options.signals_to_handle.split(",")])
     try:
         _check(options)
-        several = torchrun.parse_min_max_nnodes(options.nnodes)[1] > 1
+        several = _most_nodes(options) > 1
         _choose_addresses(options, several)
         token = _token(options)
         settings = _hub_settings(options, several, token)
