@@ -115,7 +115,7 @@ def test_a_device_that_does_not_come_to_it_is_named(mock_nccl, raised, known_by,
     def stuck(comm: Communicator, over: threading.Event) -> None:
         streams_of(comm).call(lambda: over.wait(60))
         comm.all_reduce(torch.ones(4), SUM, True, timeout=20 if known_by == "ring" else 8)
-        store = UnicommProcessGroup(comm).get_group_store()
+        store = UnicommProcessGroup(comm).get_group_store().underlying_store  # that of the communicator
         cause = FirstCause(store, comm.get_uid(), comm.get_name(), 1, 2)
         if known_by == "store":
             eventually(lambda: cause.reports([1]))

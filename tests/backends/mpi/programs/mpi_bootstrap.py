@@ -22,6 +22,7 @@ import torch  # noqa: E402
 import unicomm  # noqa: E402
 from unicomm.backends.bootstrap import mpi_library  # noqa: E402
 from unicomm.backends.bootstrap import store as bootstrap  # noqa: E402
+from unicomm.c10d.compat import base_store  # noqa: E402
 from unicomm.c10d.process_group import UnicommProcessGroup  # noqa: E402
 from unicomm.comms.membership.environment import detect_environment  # noqa: E402
 
@@ -40,7 +41,7 @@ for backend in ("gloo", "shm", "mpi", "gloo") if store is None else ("gloo", "mp
         assert x.tolist() == [float(comm.get_size())] * 3
         told = {"event": "met", "rank": comm.get_rank(), "backend": backend}
         met_by = UnicommProcessGroup(comm).get_group_store() if store is None else store
-        told["host"] = met_by.underlying_store.host
+        told["host"] = base_store(met_by).host
         told["mpi"] = mpi_library.running() is not None
         os.write(1, json.dumps(told).encode() + b"\n")
 if way == "program":
