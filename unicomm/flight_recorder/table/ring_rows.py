@@ -74,8 +74,7 @@ class RingTableBuilder(TableStore):
             as_of_ns: the wall-clock time of that state, 0 for now or the time of the copy.
         """
         process = process or _PROCESS.get(ring.process_state, UNKNOWN)
-        # Of a process elsewhere nothing is known; an operation that began just now is not stuck for that.
-        if (process in (RUNNING, STOPPED) or ring.process_state == "elsewhere") and not as_of_ns:
+        if process in (RUNNING, STOPPED) and not as_of_ns:
             as_of_ns = ring.real_ns(ring.now_ns) if ring.copied_as else time.time_ns()
         records = ring.records
         groups = np.fromiter((self._ring_group(c) for c in ring.comms), np.int32, len(ring.comms))
