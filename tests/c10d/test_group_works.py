@@ -1,4 +1,4 @@
-"""Works of a process group: for streams that wait one after the other, and for modes that keep them."""
+"""Work objects of a process group: several streams wait for one; only a dispatch mode keeps another."""
 
 import gc
 import threading

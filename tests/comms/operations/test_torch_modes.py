@@ -151,6 +151,18 @@ def test_permuted_outputs_made_for_inference(backend):
     run_ranks(program, 2, backend=backend)
 
 
+def test_permuted_parameters_are_written_without_autograd():
+    def program(comm):
+        group = UnicommProcessGroup(comm)
+        parameter = torch.ones(20, 30).t().requires_grad_()
+        with torch.no_grad():
+            group.allreduce([parameter], dist.AllreduceOptions()).wait()
+        assert (parameter == 2).all()
+        assert parameter.is_leaf
+
+    run_ranks(program, 2)
+
+
 def test_symmetric_memory_under_another_default_device():
     def program(comm):
         with torch.device("meta"):

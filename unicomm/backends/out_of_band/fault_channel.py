@@ -145,7 +145,7 @@ class FaultChannel:
     def expect_slow(self, name: str, seconds: float, tell: bool = True) -> None:
         """Asks the others to wait `seconds` longer; replaces what this rank asked for before.
 
-        Without `tell`, only this rank waits, as a rank has asked for that the others here do not hear.
+        Without `tell` the others are not asked: only this rank waits longer, for a rank that is not here.
         """
         with self._lock:
             self._slow[self.rank] = (time.monotonic() + seconds, name)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from unicomm.c10d.process_group_work import ProcessGroupWork
+from unicomm.comms.operations.parts import write
 
 Tensor = torch.Tensor
 
@@ -65,12 +66,9 @@ class Contiguous:
 
     def write_back(self) -> None:
         """Writes the results into the caller's tensors. Once; a second call waits for the first."""
-        with self._lock, torch.no_grad():
+        with self._lock:
             for tensor, copy in self._outputs:
-                with torch.inference_mode(
-                    tensor.is_inference()
-                ):  # the thread of the operation is in no such mode
-                    tensor.copy_(copy)
+                write(tensor, copy)
             self._outputs = []
 
     def attach(self, work: ProcessGroupWork, first: Any) -> None:

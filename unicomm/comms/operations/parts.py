@@ -28,10 +28,17 @@ def copy_memory(to: torch.Tensor, source: torch.Tensor) -> None:
     if to.is_cpu and source.is_cpu and to.dtype == source.dtype:
         ctypes.memmove(to.data_ptr(), source.data_ptr(), to.nbytes)
     else:
-        with torch.inference_mode(
-            to.is_inference()
-        ):  # which nothing else may write to, nor the worker's thread
-            to.copy_(source)
+        write(to, source)
+
+
+def write(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies values, without autograd.
+
+    A result that was made for inference may only be written in that mode, in which the thread of an operation
+    is not. For other tensors the mode is not left either: that would turn autograd on.
+    """
+    with torch.inference_mode() if to.is_inference() else torch.no_grad():
+        to.copy_(source)
 
 
 def byte_splits(rows: list[int], nbytes: int) -> list[int]:
