@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.c10d.launch import forked
 from unicomm import InvalidArgumentError, NotReadyError, new_comm
-from unicomm.c10d.device_mesh import init_device_mesh
+from unicomm.c10d.device_mesh import init_device_mesh, listed_group
 
 CPU = torch.device("cpu")
 
@@ -51,6 +51,24 @@ def test_even_spacing_gives_the_mesh():
     try:
         mesh = init_device_mesh(comms, ("a", "b"), global_comm=world)
         assert mesh.mesh.tolist() == torch.arange(16).reshape(4, 4).tolist()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_numbers_in_the_job_that_are_no_ranks(raised):
+    """After `reconfigure` the communicator of all ranks may have the numbers 0, 2, 3 and 5."""
+    world = one_of([0, 2, 3, 5], 3, "world")
+    lines = [world.split([0, 2], "a"), world.split([2, 3], "b")]
+    try:
+        stranger = one_of([1, 3], 3, "stranger")
+        error = raised(init_device_mesh, [stranger], ("s",), global_comm=world)
+        assert "ranks [1] of communicator 'stranger' are not in the default group" in str(error)
+        mesh = init_device_mesh(lines, ("a", "b"), global_comm=world)
+        assert dist.get_rank() == 2
+        assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
+        assert list(mesh.get_coordinate()) == [1, 0]
+        assert [dist.get_process_group_ranks(mesh.get_group(d)) for d in "ab"] == [[0, 2], [2, 3]]
+        assert listed_group(one_of([0, 3], 3, "later")).rank() == 1
     finally:
         dist.destroy_process_group()
 

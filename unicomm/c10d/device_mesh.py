@@ -8,7 +8,7 @@ fully_shard(model, mesh=mesh["dp"])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,8 @@ def init_device_mesh(
             along dimension i, in order.
         names: the names of the dimensions.
         mesh: the global ranks, with one dimension for each communicator. May be omitted when ranks are evenly
-            spaced along each dimension, as in `arange(n).reshape(...)`.
+            spaced along each dimension, as in `arange(n).reshape(...)`. As everywhere in torch, a global rank
+            is a rank of the default group; after `reconfigure` it differs from the number in `get_ranks()`.
         global_comm: a communicator of all ranks of the job. Needed when torch.distributed is not initialized:
             it becomes the default group, because many parts of torch ask the default group for the process's
             rank. In a mesh of one dimension the default is `comms[0]`.
@@ -47,6 +48,17 @@ def init_device_mesh(
         InvalidArgumentError: the communicators do not form a mesh.
         NotReadyError: torch.distributed is not initialized and `global_comm` is missing.
     """
+    return mesh_over(comms, names, mesh, global_comm, [""] * len(comms))
+
+
+def mesh_over(
+    comms: Sequence[Communicator],
+    names: Sequence[str],
+    mesh: torch.Tensor | None,
+    global_comm: Communicator | None,
+    group_names: Sequence[str],
+) -> DeviceMesh:
+    """`init_device_mesh`, whose new groups have names: `group_names[i]`, or one of its own if that is empty."""
     if not comms or len(comms) != len(names):
         raise InvalidArgumentError(
             f"{len(comms)} communicators for {len(names)} dimensions", hint="pass one for each dimension"
@@ -57,7 +69,11 @@ def init_device_mesh(
             f"the communicators are for different devices: {', '.join(sorted(kinds))}",
             hint="split them from one communicator",
         )
-    lines = [comm.get_ranks() for comm in comms]
+    initialized = dist.is_initialized()
+    if not initialized and global_comm is None and len(comms) == 1:
+        global_comm = comms[0]
+    default = _default_comm() if initialized else global_comm
+    lines = [_global_ranks(comm, default) for comm in comms]
     me = {line[comm.get_rank()] for line, comm in zip(lines, comms, strict=True)}
     if len(me) > 1:
         raise InvalidArgumentError(
@@ -67,17 +83,41 @@ def init_device_mesh(
     rank = me.pop()
     whole = _spanned(lines, rank) if mesh is None else mesh.to(dtype=torch.int, device="cpu")
     _check(whole, lines, rank)
-    if not dist.is_initialized():
-        if global_comm is None and len(comms) == 1:
-            global_comm = comms[0]
+    if not initialized:
         if global_comm is None:
             raise NotReadyError(
                 "torch.distributed is not initialized, and a mesh needs its default group",
                 hint="pass global_comm=, a communicator of all ranks",
             )
-        set_default_group(listed_group(global_comm))
-    groups: list[dist.ProcessGroup] = [listed_group(comm) for comm in comms]
+        # In a mesh of one dimension it may be the group of that dimension, with its name.
+        name = next((n for n, comm in zip(group_names, comms, strict=True) if comm is global_comm), "")
+        set_default_group(listed_group(global_comm, name, range(global_comm.get_size())))
+    groups: list[dist.ProcessGroup] = [
+        listed_group(comm, name, line) for comm, name, line in zip(comms, group_names, lines, strict=True)
+    ]
     return DeviceMesh.from_group(groups, kinds.pop(), whole, mesh_dim_names=tuple(names))
+
+
+def _default_comm() -> Communicator | None:
+    """The communicator of torch's default group, if that is one of ours."""
+    group = dist.group.WORLD
+    return group.get_comm() if isinstance(group, UnicommProcessGroup) else None
+
+
+def _global_ranks(comm: Communicator, default: Communicator | None) -> list[int]:
+    """The members' ranks in the default group, which torch calls global ranks.
+
+    Without a default group of ours they are the members' numbers in the job.
+    """
+    if default is None:
+        return comm.get_ranks()
+    rank_of: Mapping[int, int] = {label: rank for rank, label in enumerate(default.get_ranks())}
+    if strangers := [label for label in comm.get_ranks() if label not in rank_of]:
+        raise InvalidArgumentError(
+            f"ranks {strangers} of communicator {comm.get_name()!r} are not in the default group",
+            hint="split the communicators from the one of all ranks",
+        )
+    return [rank_of[label] for label in comm.get_ranks()]
 
 
 def _spanned(lines: Sequence[Sequence[int]], rank: int) -> torch.Tensor:
@@ -121,7 +161,7 @@ def listed_group(
     """Returns the process group over `comm`, listed in torch.distributed like one that torch made.
 
     If there is none yet, it is made. `name` is its name, by default one of its own; `ranks` are the global
-    ranks of its members, by default those in the job.
+    ranks of its members, which are their ranks in the default group.
     """
     for known in known_groups():
         if isinstance(known, UnicommProcessGroup) and known.get_comm() is comm:
@@ -130,5 +170,7 @@ def listed_group(
     name = name or f"{comm.get_name()} {comm._member.uid}"
     group._set_group_name(name)
     group._set_group_desc("mesh")
-    list_group(group, name, comm.get_device().type, comm.get_ranks() if ranks is None else ranks)
+    if ranks is None:
+        ranks = _global_ranks(comm, _default_comm() if dist.is_initialized() else None)
+    list_group(group, name, comm.get_device().type, ranks)
     return group

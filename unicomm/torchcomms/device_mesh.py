@@ -25,9 +25,7 @@ def init_device_mesh(
     all ranks, is needed for two or more dimensions, unless torch.distributed is initialized. Raises as
     `unicomm.c10d.device_mesh.init_device_mesh` does.
     """
-    for comm, name in zip(mesh_dim_comms, mesh_dim_names, strict=False):  # our function compares the lengths
-        ours.listed_group(comm, name)
-    return ours.init_device_mesh(mesh_dim_comms, mesh_dim_names, global_comm=_global_comm)
+    return ours.mesh_over(mesh_dim_comms, mesh_dim_names, None, _global_comm, mesh_dim_names)
 
 
 def _flatten_with_comm(

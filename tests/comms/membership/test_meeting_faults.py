@@ -72,6 +72,7 @@ def entry(**changed: Any) -> bytes:
         entry(process="00"),
         entry(alone=False),  # another thread of rank 1 may come
         entry(at="unicomm/decided/world/0"),  # rank 1 has gone on
+        entry(at="unicomm/again/world/0"),  # rank 1 has tried again, with success
         entry(ranks=[1, 2]),  # rank 1 does not wait for rank 0
     ],
     ids=lambda text: text[:20].decode(),
@@ -82,6 +83,7 @@ def test_no_reason_to_give_up(text: bytes, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(meeting_faults.thread_quiescence, "threads_that_stay", lambda *_: [])
     store, looks = HashStore(), threading.Semaphore(0)
     store.set("unicomm/decided/world/0/0/result", "+")
+    store.set("unicomm/again/world/generation", "2")
     store.set("unicomm-waits-in/1", text)  # type: ignore[arg-type]
     look = MeetingFaults.look
 

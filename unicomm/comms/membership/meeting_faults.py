@@ -155,10 +155,12 @@ class MeetingFaults:
             call = _Call(**{**fields, "process": Process.read(bytes.fromhex(fields["process"]))})
             if not isinstance(call.at, str) or not all(type(r) is int for r in call.ranks):
                 return None
-            place_of(call.at)
+            base, generation = place_of(call.at)
+            # An attempt that failed, and was erased by the next success, is over too.
+            decided = int(self.client.peek(f"{base}/generation") or 0) > generation
         except (ValueError, TypeError, KeyError, RecursionError):  # none, or no member wrote it
             return None
-        over = call.at == self.at or call.process.has_ended(self.process)
+        over = decided or call.at == self.at or call.process.has_ended(self.process)
         return None if over or self.client.peek(f"{call.at}/0/result") else call
 
     def close(self) -> None:
