@@ -15,9 +15,11 @@ from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.blocking_ranks import health
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.ring.endings import Ending, Raised
+from unicomm.flight_recorder.ring.places import Place
 from unicomm.flight_recorder.ring.reader import PEER_LOST
+from unicomm.flight_recorder.ring.stacks import Stacks, Thread
 from unicomm.flight_recorder.table.load import load
-from unicomm.flight_recorder.table.table import KILLED, Table
+from unicomm.flight_recorder.table.table import KILLED, RUNNING, Table
 
 TENSOR = [torch.ones(2)]
 
@@ -121,3 +123,38 @@ def test_a_rank_that_was_started_again_is_not_blamed(ranks, tmp_path):
     main = analyze(read(ranks, tmp_path), stuck_after=0).main
     assert main.culprits == []
     assert "so it was most likely started again and cannot join all_reduce #1 of 'first'" in main.sentence
+
+
+TIMED_OUT = (recording.FAILED, 1)
+
+
+@pytest.mark.parametrize("how", [{"exit_call": (Place("/job/train.py", 9, "train"),)}, {"exit_code": 1}])
+def test_who_catches_a_failure_and_exits_is_a_victim(ranks, tmp_path, how):
+    """Ranks 0 and 1 caught their timeouts and exited; rank 2 never came."""
+    first = [rank.joins("first", [0, 1, 2]) for rank in ranks]
+    for rank, comm in zip(ranks[:2], first[:2], strict=True):
+        rank.issues(comm, 1, TIMED_OUT)
+    table = read(ranks, tmp_path)
+    table.endings = [Ending(rank=rank, pid=1000 + rank, name="r", **how) for rank in (0, 1)]
+    found = analyze(table, stuck_after=0).findings
+    assert [(one.culprits, one.victims) for one in found] == [([2], [0, 1])]
+    # A rank whose own fault follows a failure that it has survived is to blame.
+    ranks[0].issues(ranks[0].joins("second", [0]), 1, COMPLETED)
+    table = read(ranks, tmp_path)
+    table.endings = [Ending(rank=0, pid=1000, name="r", **how)]
+    assert analyze(table, stuck_after=0).main.culprits == [0]
+
+
+def test_who_was_told_to_end_is_not_who_died(ranks, tmp_path):
+    """Rank 2 was killed, and the launcher ended rank 1, which waited for it; rank 0 still waits."""
+    first = [rank.joins("first", [0, 1, 2]) for rank in ranks]
+    for rank, comm in zip(ranks[:2], first[:2], strict=True):
+        rank.issues(comm, 1)
+    table = read(ranks, tmp_path)
+    for rank in (1, 2):
+        table.source_of[rank].process = KILLED
+    table.source_of[0].process = RUNNING
+    assert health(table).dead == set()  # most ranks are gone
+    stacks = Stacks((Thread((Place("/job/train.py", 9, "train"),)),), terminated=True, at_ns=1)
+    table.endings = [Ending(rank=1, pid=1001, name="r", stacks=stacks)]
+    assert health(table).dead == {2}

@@ -130,3 +130,17 @@ def test_subgroups_of_torchs_gloo():
 
     config = {"": {"name": "", "desc": "", "ranks": "[]"}}
     assert findings([program(r) for r in range(4)], config=config) == [(Verdict.GOOD, [])]
+
+
+@pytest.mark.parametrize("absent", [None, 1])
+def test_torchs_gloo_calls_failed_operations_over(absent):
+    """All but one rank have timed out in the last all_reduce, which their dumps call retired."""
+
+    def program(rank):
+        names = ["all_reduce", "broadcast", "all_reduce"][: 2 if rank == absent else 3]
+        done = {"time_discovered_completed_ns": None, "retired": True, "state": "scheduled"}
+        return [entry(at, f"gloo:{name}", [[7]], seq=at + 1, **done) for at, name in enumerate(names)]
+
+    status = [numbers(2 if rank == absent else 3) | {"last_started_collective": -1} for rank in range(3)]
+    found = findings([program(r) for r in range(3)], status)
+    assert found == [(Verdict.GOOD, []) if absent is None else (Verdict.NEVER_JOINED, [absent])]

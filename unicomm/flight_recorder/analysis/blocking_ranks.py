@@ -48,6 +48,9 @@ def health(table: Table) -> Health:
     knew = {int(r) for r in table.rank[failed]}
     lost = bool((table.error[table.state == State.FAILED] == PEER_LOST).any())
     dead = killed - knew
+    # When a rank has died, its launcher sends SIGTERM to the others.
+    told = {e.rank for e in table.endings if e.stacks.terminated}
+    dead = dead - told or dead
     if len(dead) * 2 > total and not lost:
         dead = set()
     if len(killed) + len(ended) < total or lost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from unicomm.flight_recorder.ring.reader import ERRORS, State
+from unicomm.flight_recorder.ring.reader import ERRORS, UNKNOWN_ERROR, State
 from unicomm.flight_recorder.table.rows import at_place, last_row, op_text, place
 from unicomm.flight_recorder.table.table import UNKNOWN, Source, Table
 from unicomm.flight_recorder.texts import ranks_text, span
@@ -65,7 +65,11 @@ class Evidence:
         for rank, row in stuck.waiting.items():
             if int(self.table.error[row]):
                 errors[ERRORS[int(self.table.error[row])]].append(rank)
-        return [f"{ranks_text(r)}: the operation failed with '{e}'" for e, r in errors.items()]
+        unknown = ERRORS[UNKNOWN_ERROR]
+        return [
+            f"{ranks_text(r)}: the operation failed" + ("" if e == unknown else f" with '{e}'")
+            for e, r in errors.items()
+        ]
 
     def inside(self, stuck: StuckCollective) -> list[str]:
         """Says which ranks are in the collective, and behind what the others have queued it."""

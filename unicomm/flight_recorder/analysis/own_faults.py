@@ -1,8 +1,9 @@
 """Findings about ranks whose process ended by a fault of its own, and the places of ranks that hang.
 
 A rank that raises, exits, crashes or is killed is the cause of what its peers wait for. Peers raise as well,
-but because of it: `Raised.consequence` tells these exceptions apart. The first fault leads; equal faults of
-several ranks are one finding.
+but because of it: `Raised.consequence` tells these exceptions apart. A rank that catches such an exception
+and exits is a victim, too: its last operation has failed. The first fault leads; equal faults of several
+ranks are one finding.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 from unicomm.flight_recorder.ring.endings import Ending, signal_name
 from unicomm.flight_recorder.ring.places import Place
+from unicomm.flight_recorder.ring.reader import ERRORS
 from unicomm.flight_recorder.table.rows import at_place, last_row, op_text, place
 from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import capital, ranks_text
 
 from .verdict import Cause, Finding, Verdict
+from .wait_graph import lasting_failures
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 _WORDS = {
@@ -29,6 +34,10 @@ _WORDS = {
 }
 _SURE = 0.98
 _AT_ONCE_NS = 20_000_000  # launchers look at their ranks less often than this
+# How operations fail because of other ranks.
+_OF_OTHERS = [
+    at for at, name in ERRORS.items() if name in ("timeout", "peer lost", "mismatch", "aborted", "deadlock")
+]
 # Findings that say that a rank is absent: how its process ended says why, and takes their place.
 _ABSENCES = frozenset(
     {
@@ -71,9 +80,9 @@ def own_faults(table: Table, ahead: Mapping[int, int] = MappingProxyType({})) ->
     clocks of ranks are ahead of the typical one.
     """
     faults: dict[tuple[object, ...], _Fault] = {}
-    terminated = _first_terminated(table, ahead)
+    terminated, gave_up = _first_terminated(table, ahead), _gave_up(table)
     for ending in table.endings:
-        one = _fault(table, ending)
+        one = None if ending.rank in gave_up else _fault(table, ending)
         if one is None and ending.rank in terminated:
             one = _killed(table, ending, "SIGTERM")
         if one is None:
@@ -87,7 +96,7 @@ def own_faults(table: Table, ahead: Mapping[int, int] = MappingProxyType({})) ->
     ordered = sorted(faults.values(), key=lambda f: (f.order_ns == 0, f.order_ns))
     found = [_finding(table, one) for one in ordered]
     for first in found[:1]:
-        ended = {e.rank for e in table.endings if e.raised is not None and e.raised.consequence}
+        ended = {e.rank for e in table.endings if e.raised is not None and e.raised.consequence} | gave_up
         first.victims = sorted(ended - {rank for one in found for rank in one.culprits})
     return found
 
@@ -191,6 +200,24 @@ def _fault(table: Table, ending: Ending) -> _Fault | None:
         why = "os._exit, a library that ends the process, or an error of the interpreter's start"
         return _new(ending, Verdict.EXITED, what, cause, [f"no exception and no call of sys.exit: {why}"])
     return None
+
+
+def _gave_up(table: Table) -> set[int]:
+    """Returns the ranks that exited because their last operation had failed, which is due to others."""
+    exited = {e.rank for e in table.endings if _exited(e)}
+    if not exited:
+        return exited
+    newest = np.asarray(
+        [row for row in (last_row(table, rank) for rank in exited) if row is not None], np.int64
+    )
+    failed = newest[np.isin(newest, lasting_failures(table)) & np.isin(table.error[newest], _OF_OTHERS)]
+    return {int(rank) for rank in table.rank[failed]}
+
+
+def _exited(ending: Ending) -> bool:
+    """Whether the process of a rank ended by itself, by an exit code and not by an exception."""
+    fatal = ending.raised is not None or ending.stacks.crash or signal_name(ending.exit_code or 0)
+    return not fatal and bool(ending.exit_code or ending.exit_call)
 
 
 def _first_terminated(table: Table, ahead: Mapping[int, int]) -> set[int]:

@@ -8,6 +8,7 @@ clocks.py       the offsets between the ranks' clocks, estimated from collective
 table_store.py  TableStore: columns that grow, and numbers for values that repeat
 ring_rows.py    RingTableBuilder: adds rings to a table
 coalesced.py    merge_coalesced: the several entries of a coalesced collective of NCCL as one row
+retirement.py   mark_failed: operations that torch's Gloo calls over, and that cannot have succeeded
 builder.py      TableBuilder: adds rings and dumps to a table
 archives.py     members of archives, in bounded memory
 load.py         load: folders, files and archives into one table

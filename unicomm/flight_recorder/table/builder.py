@@ -195,8 +195,8 @@ class TableBuilder(RingTableBuilder):
     def _dump_states(c: DumpColumns, group: Column, p2p: Column, source: Source) -> tuple[Column, Column]:
         """Returns the states and the completion times of the rows.
 
-        torch's gloo, and torchcomms on a CPU, leave all entries "scheduled" and mark completed ones as
-        retired. The status of a group may be a moment behind that.
+        torch's gloo, and torchcomms on a CPU, leave all entries "scheduled" and mark those that are over as
+        retired, failed ones too (retirement.py). The status of a group may be a moment behind that.
         """
         table = np.asarray([int(_STATES.get(s, State.CREATED)) for s in c.states] or [1], np.uint8)
         state: Column = table[c.state] if len(c) else np.zeros(0, np.uint8)
@@ -230,6 +230,7 @@ class TableBuilder(RingTableBuilder):
                     kept = {"enqueued": source.created, "started": source.started}.get(name, source.completed)
                     kept[owned] = value
         state[over | retired] = State.COMPLETED
+        source.retired_only = bool(retired.any())
         return state, completed
 
 

@@ -76,6 +76,7 @@ class Source:
             of a host consecutively.
         exact_p2p: whether `seq` of P2P rows counts per pair and direction.
         runs_here: whether the process runs on this host now, so that advice may name it.
+        retired_only: whether completed rows are only known to be over, and may have failed (torch's Gloo).
     """
 
     path: str
@@ -98,6 +99,7 @@ class Source:
     host_ranks: range = range(0)
     exact_p2p: bool = False
     runs_here: bool = False
+    retired_only: bool = False
 
 
 @dataclass

@@ -19,6 +19,7 @@ from unicomm.flight_recorder.ring.reader import InputRemark, State
 from unicomm.flight_recorder.texts import MOST_RANKS, tell_apart
 
 from .checksums import Checksums
+from .retirement import mark_failed
 from .table import KILLED, RUNNING, Calls, Column, Group, Shapes, Source, Table
 
 T = TypeVar("T")
@@ -293,6 +294,7 @@ class TableStore:
                 users = [s.rank for s in sources if group_index in s.members]
                 group.ranks = np.asarray(users, np.int32)
         unite(table, [key[0] for key in self.groups])
+        mark_failed(table)
         _name_groups(table)
         for ending in table.endings:
             _see_alive(table, ending)
