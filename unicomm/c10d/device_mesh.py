@@ -58,7 +58,7 @@ def mesh_over(
     global_comm: Communicator | None,
     group_names: Sequence[str],
 ) -> DeviceMesh:
-    """`init_device_mesh`, whose new groups have names: `group_names[i]`, or one of its own if that is empty."""
+    """`init_device_mesh`, whose new groups are called `group_names[i]`, or by a name of their own if empty."""
     if not comms or len(comms) != len(names):
         raise InvalidArgumentError(
             f"{len(comms)} communicators for {len(names)} dimensions", hint="pass one for each dimension"
