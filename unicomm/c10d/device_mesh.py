@@ -58,7 +58,7 @@ def mesh_over(
     global_comm: Communicator | None,
     group_names: Sequence[str],
 ) -> DeviceMesh:
-    """`init_device_mesh`, whose new groups are called `group_names[i]`, or by a name of their own if empty."""
+    """`init_device_mesh` whose new groups are called `group_names[i]`; empty stands for a name of its own."""
     if not comms or len(comms) != len(names):
         raise InvalidArgumentError(
             f"{len(comms)} communicators for {len(names)} dimensions", hint="pass one for each dimension"
