@@ -137,10 +137,10 @@ void bind_recorder(nb::module_& m) {
             nb::arg("size"))
         .def(
             "set_comm_state",
-            [](Recorder& r, uint16_t comm, uint32_t state) {
-                r.writer.set_comm_state(comm, static_cast<ring::CommState>(state));
+            [](Recorder& r, uint16_t comm, uint32_t state, const std::string& uid) {
+                r.writer.set_comm_state(comm, static_cast<ring::CommState>(state), uid);
             },
-            nb::arg("comm"), nb::arg("state"))
+            nb::arg("comm"), nb::arg("state"), nb::arg("uid"))
         .def("begin", &begin, nb::arg("comm"), nb::arg("op"), nb::arg("seq"), nb::arg("op_id"),
              nb::arg("inputs"), nb::arg("outputs"), nb::arg("red") = 0, nb::arg("peer") = -1,
              nb::arg("flags") = 0, nb::arg("timeout") = 0.0, nb::arg("batch") = 0,
@@ -186,11 +186,15 @@ void bind_recorder(nb::module_& m) {
         .def("snapshot",
              [](Recorder& r) {
                  auto [data, bytes] = r.writer.memory();
-                 return nb::bytes(data, bytes);
+                 nb::bytes copy(data, bytes);
+                 // Readers tell by it which records may have been overwritten in the meantime.
+                 uint64_t begun = r.writer.header().rec_next.load();
+                 std::memcpy(PyBytes_AS_STRING(copy.ptr()) + offsetof(ring::Header, rec_next), &begun,
+                             sizeof begun);
+                 return copy;
              })
         .def(
-            "total", [](Recorder& r) { return r.writer.header().rec_next.load(); },
-            "The number of records ever begun.")
+            "total", [](Recorder& r) { return r.writer.total(); }, "The number of records ever begun.")
         .def_prop_ro("path", [](Recorder& r) { return r.writer.path(); });
 
     m.def(

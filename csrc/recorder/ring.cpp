@@ -20,6 +20,8 @@ namespace unicomm::ring {
 namespace {
 
 constexpr uint32_t kComms = 256;
+constexpr uint16_t kUnlisted = kComms - 1;  // for communicators that the table has no room for
+constexpr int kMostKept = 128;              // unfinished records in a row that are not overwritten
 constexpr uint32_t kFrames = 4096;
 constexpr uint32_t kLoneFrames = 512;  // the last ones, for frames without their callers
 constexpr uint64_t kHeap = 192 * 1024;
@@ -29,9 +31,19 @@ std::mutex table_mutex;  // guards communicators, frames and strings; records ta
 
 uint64_t align64(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
 
+// A thread that forks has another number in the child.
+thread_local uint32_t known_thread = 0;
+[[maybe_unused]] const bool forgets = (pthread_atfork(nullptr, nullptr, [] { known_thread = 0; }), true);
+
 uint32_t thread_id() {
-    static thread_local uint32_t id = static_cast<uint32_t>(syscall(SYS_gettid));
-    return id;
+    if (known_thread == 0) known_thread = static_cast<uint32_t>(syscall(SYS_gettid));
+    return known_thread;
+}
+
+bool is_under_way(const Record& r) {
+    if (r.id.load(std::memory_order_relaxed) == 0) return false;
+    uint8_t state = r.state.load(std::memory_order_relaxed);
+    return state == static_cast<uint8_t>(State::kCreated) || state == static_cast<uint8_t>(State::kStarted);
 }
 
 uint64_t process_start_ticks() {
@@ -172,11 +184,12 @@ uint16_t Writer::add_comm(std::string_view name, std::string_view backend, std::
     if (!writable_) return 0;
     std::lock_guard lock(table_mutex);
     uint32_t index = head_->comm_count.load();
-    // A job that keeps creating communicators reuses the slots of finalized ones.
-    if (index >= kComms) {
-        for (index = 0; index < kComms && comms_[index].state.load() == kOpen; ++index) {
-        }
-        if (index == kComms) return static_cast<uint16_t>(kComms - 1);
+    // A job that keeps creating communicators reuses the slots of closed ones. Readers tell the records of
+    // the former one by their times.
+    if (index >= kUnlisted) {
+        if (closed_.empty()) return add_unlisted();
+        index = closed_.front();
+        closed_.pop_front();
     }
     Comm& c = comms_[index];
     c.name = intern(name);
@@ -193,8 +206,26 @@ uint16_t Writer::add_comm(std::string_view name, std::string_view backend, std::
     return static_cast<uint16_t>(index);
 }
 
-void Writer::set_comm_state(uint16_t comm, CommState state) {
-    if (writable_ && comm < kComms) comms_[comm].state.store(state);
+uint16_t Writer::add_unlisted() {
+    Comm& c = comms_[kUnlisted];
+    if (head_->comm_count.load() == kUnlisted) {
+        c.rank = -1;
+        c.created_ns = now_ns();
+        c.state.store(kOpen, std::memory_order_release);
+        head_->comm_count.store(kComms, std::memory_order_release);
+    }
+    return kUnlisted;
+}
+
+void Writer::set_comm_state(uint16_t comm, CommState state, std::string_view uid) {
+    if (!writable_ || comm >= kUnlisted) return;
+    std::lock_guard lock(table_mutex);
+    Comm& c = comms_[comm];
+    Text of = c.uid;  // one read: other processes can write to the file
+    bool known = of.off <= kHeap && of.len <= kHeap - of.off;
+    // The slot of a communicator that broke may belong to another one by the time it is finalized.
+    if (!known || (of.len && std::string_view(heap_ + of.off, of.len) != uid)) return;
+    if (c.state.exchange(state) == kOpen) closed_.push_back(comm);
 }
 
 uint32_t Writer::add_path(const std::vector<PathFrame>& path) {
@@ -245,10 +276,21 @@ std::string Writer::file_of(const Frame& frame) const {
     return file.off <= kHeap && file.len <= kHeap - file.off ? std::string(heap_ + file.off, file.len) : "";
 }
 
+// The operation that hangs is the one that readers look for, however many others came after it. So a record
+// is not overwritten while its operation is under way: its place is left out.
+Record& Writer::next_place(uint64_t& id) {
+    for (int kept = 0;; ++kept) {
+        id = head_->rec_next.fetch_add(1, std::memory_order_relaxed) + 1;
+        Record& r = recs_[(id - 1) & mask_];
+        if (kept == kMostKept || !is_under_way(r)) return r;
+        skipped_.fetch_add(1, std::memory_order_relaxed);
+    }
+}
+
 uint64_t Writer::begin(const NewRecord& n) {
     if (!writable_.load(std::memory_order_relaxed)) return 0;
-    uint64_t id = head_->rec_next.fetch_add(1, std::memory_order_relaxed) + 1;
-    Record& r = recs_[(id - 1) & mask_];
+    uint64_t id = 0;
+    Record& r = next_place(id);
     r.id.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
     uint64_t now = n.created_ns ? n.created_ns : now_ns();
@@ -280,6 +322,7 @@ uint64_t Writer::begin(const NewRecord& n) {
     std::memcpy(r.out_dims, n.out_dims, sizeof r.out_dims);
     r.error = 0;
     r.id.store(id, std::memory_order_release);
+    __builtin_prefetch(&recs_[id & mask_], 1);  // the next operation looks at it first
     Comm& c = comms_[n.comm];
     if (n.flags & kP2P) {
         c.p2p_created.fetch_add(1, std::memory_order_relaxed);
@@ -359,31 +402,36 @@ void Writer::start(uint64_t id, uint64_t ago_ns) {
 void Writer::finish(uint64_t id, State state, uint32_t error, uint64_t ago_ns) {
     Record* r = find(id);
     if (!r) return;
+    Comm& c = comms_[r->comm];
+    bool p2p = r->flags & kP2P;
+    uint64_t seq = r->seq;
     r->completed_ns = now_ns() - ago_ns;
     r->error = error;
+    // From here on the record may be overwritten.
     r->state.store(static_cast<uint8_t>(state), std::memory_order_release);
     if (state != State::kCompleted) return;
-    if (r->flags & kP2P) {
-        comms_[r->comm].p2p_completed.fetch_add(1, std::memory_order_relaxed);
+    if (p2p) {
+        c.p2p_completed.fetch_add(1, std::memory_order_relaxed);
     } else {
-        raise_to(comms_[r->comm].coll_completed, r->seq);
+        raise_to(c.coll_completed, seq);
     }
 }
 
 bool Writer::pending(uint16_t comm, Pending& found) const {
-    uint64_t newest = head_->rec_next.load(std::memory_order_acquire);
-    for (uint64_t id = newest; id > 0 && newest - id <= mask_; --id) {
-        const Record& r = recs_[(id - 1) & mask_];
-        if (r.id.load(std::memory_order_acquire) != id || r.comm != comm) continue;
+    uint64_t newest = 0;
+    for (uint64_t at = 0; at <= mask_; ++at) {
+        const Record& r = recs_[at];
+        uint64_t id = r.id.load(std::memory_order_acquire);
+        if (id <= newest || r.comm != comm) continue;
         if (r.state.load(std::memory_order_acquire) != static_cast<uint8_t>(State::kStarted)) continue;
+        newest = id;
         found = {r.seq, "", 0};
         if (const Frame* f = user_frame(r.frame)) {
             found.file = file_of(*f);
             found.line = f->line;
         }
-        return true;
     }
-    return false;
+    return newest > 0;
 }
 
 void Writer::close(bool remove) {

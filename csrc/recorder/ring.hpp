@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <string_view>
@@ -59,7 +60,9 @@ struct alignas(64) Header {
     std::atomic<uint64_t> heap_used;
     uint64_t rec_off;
     uint32_t rec_cap, rec_size;
-    std::atomic<uint64_t> rec_next;  // records ever begun; the ring holds the last rec_cap
+    // Records ever begun, and places that were left out for those under way. The ring holds the last rec_cap,
+    // and older ones that are under way.
+    std::atomic<uint64_t> rec_next;
 };
 
 struct Text {
@@ -183,10 +186,12 @@ class Writer {
     Writer(const Writer&) = delete;
     Writer& operator=(const Writer&) = delete;
 
-    // Returns the index of the communicator, or the last slot if the table is full.
+    // Returns the index of the communicator. If the table is full of open ones, that is the last slot, which
+    // has no name, no members and rank -1.
     uint16_t add_comm(std::string_view name, std::string_view backend, std::string_view uid,
                       std::string_view ranks, int rank, int size);
-    void set_comm_state(uint16_t comm, CommState state);
+    // No effect if the slot belongs to another communicator than `uid` by now.
+    void set_comm_state(uint16_t comm, CommState state, std::string_view uid);
     // Writes a call path, the innermost frame first; frames that are there already are not written again.
     // Returns what `Record::frame` holds for it. If the table of frames is full, only the user's frame is
     // kept, and if there is no room for that either, the path is unknown (0).
@@ -208,13 +213,15 @@ class Writer {
     // Returns the user's line of a record as "file:line"; empty if it is unknown, or the record overwritten.
     std::string place(uint64_t id);
 
-    // Finds the latest operation of a communicator that has started and not completed. Searches the records
-    // backwards: not for the fast path.
+    // Finds the latest operation of a communicator that has started and not completed. Searches all records:
+    // not for the fast path.
     bool pending(uint16_t comm, Pending& found) const;
 
     const std::string& path() const { return path_; }
     std::pair<const char*, uint64_t> memory() const { return {base_, bytes_}; }
     const Header& header() const { return *head_; }
+    // The number of records ever begun.
+    uint64_t total() const { return head_->rec_next.load() - skipped_.load(); }
     // Marks the ring as closed cleanly; with `remove`, also removes the file.
     void close(bool remove);
     // For a forked child: the mapping is the file of the parent and must not be written.
@@ -225,6 +232,8 @@ class Writer {
     Text append(std::string_view text);
     // Makes `text`, which nothing else refers to, the text `by`: in place if it is as long.
     void replace(Text& text, std::string_view by);
+    uint16_t add_unlisted();
+    Record& next_place(uint64_t& id);
     uint32_t add_frame(const PathFrame& frame, uint32_t caller, uint32_t capacity);
     const Frame* user_frame(uint32_t innermost) const;
     std::string file_of(const Frame& frame) const;
@@ -233,7 +242,9 @@ class Writer {
 
     std::string path_;
     uint64_t bytes_ = 0;
-    uint64_t mask_ = 0;  // the capacity is a power of two
+    uint64_t mask_ = 0;                 // the capacity is a power of two
+    std::atomic<uint64_t> skipped_{0};  // places that were left out
+    std::deque<uint16_t> closed_;       // slots of closed communicators, those closed longest ago first
     std::unordered_map<std::string, Text> interned_;
     using FrameKey = std::array<uint32_t, 5>;  // file, function, line, caller, whose
     std::map<FrameKey, uint32_t> known_frames_;

@@ -73,7 +73,8 @@ uint64_t checksum_of(uint64_t seq, bool checked) {
 }
 
 void write(Writer& writer, int thread, uint64_t records) {
-    uint16_t comm = writer.add_comm("c" + std::to_string(thread), "shm", "u", "0-3", thread, kWriters);
+    uint16_t comm = writer.add_comm("c" + std::to_string(thread), "shm", "u" + std::to_string(thread), "0-3",
+                                    thread, kWriters);
     std::string file = "/job/" + std::to_string(thread) + ".py";
     for (uint64_t i = 1; i <= records; ++i) {
         NewRecord record;
@@ -91,7 +92,7 @@ void write(Writer& writer, int thread, uint64_t records) {
         if (i % 3) writer.add_checksum(id, kOutputChecksum, ~i);
         writer.finish(id, i % 10 ? State::kCompleted : State::kFailed, i % 10 ? 0 : 1);
     }
-    writer.set_comm_state(comm, kFinalized);
+    writer.set_comm_state(comm, kFinalized, "u" + std::to_string(thread));
 }
 
 // Reads all records that are whole; returns how many. Checksums come after the id: they are read once all
@@ -163,7 +164,7 @@ int main(int argc, char** argv) {
     }
     for (auto& t : threads) t.join();
     View view(path);
-    expect(view.header().rec_next.load() == kWriters * records, "all records");
+    expect(writer.total() == kWriters * records, "all records");
     expect(read(view, true) > 0 && looks > 0, "readers saw records");
     for (int c = 0; c < kWriters; ++c) {
         expect(view.comm(uint64_t(c)).state.load() == kFinalized, "the state of a communicator");

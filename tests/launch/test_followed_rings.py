@@ -131,11 +131,14 @@ def test_what_was_overwritten_is_lost_and_said(tmp_path, rings):
     assert counted(rings, catalogue.LOST) == {0: 25}
     unfinished = writer.begin()
     counted(rings)
-    writer.do(RECORDS)  # over the unfinished one
+    writer.do(RECORDS)  # the last one over the first one, as the unfinished one keeps its place
+    assert counted(rings) == {0: 10 + 2 * RECORDS - 1}
+    assert counted(rings, catalogue.LOST) == {0: 26}
+    assert counted(rings, catalogue.COLLECTIVES) == {0: writer.seq}
+    writer.recorder.finish(unfinished)
     assert counted(rings) == {0: 10 + 2 * RECORDS}
     assert counted(rings, catalogue.LOST) == {0: 26}
     assert counted(rings, catalogue.COLLECTIVES) == {0: writer.seq}
-    del unfinished
 
 
 def test_the_next_attempt_goes_on(tmp_path, rings):
@@ -199,3 +202,17 @@ def test_a_pipe_beside_rings_is_not_waited_for(rings, tmp_path):
     thread.start()
     thread.join(60)
     assert done == [({0: 3}, False)]
+
+
+def test_an_operation_under_way_is_counted_however_late_it_ends(tmp_path, rings):
+    writer = Writer(tmp_path, 0)
+    rings.follow(tmp_path)
+    late = writer.begin()
+    for _ in range(10):
+        writer.do(RECORDS // 2)
+        counted(rings)
+    assert counted(rings) == {0: 10 * RECORDS // 2}
+    assert counted(rings, catalogue.LOST) == {0: 0}
+    writer.recorder.finish(late)
+    assert counted(rings) == {0: 10 * RECORDS // 2 + 1}
+    assert counted(rings, catalogue.LOST) == {0: 0}

@@ -103,8 +103,28 @@ def test_the_programs_own_handlers_stay(program, tmp_path):
     assert done.returncode == 4
     done = program("import ctypes; ctypes.string_at(0)", "faulthandler.enable()")
     assert "Segmentation fault" in done.stderr
+
+
+def test_an_exception_that_the_programs_hook_hides(program, tmp_path):
     done = program("raise ValueError", "sys.excepthook = lambda *_: print('mine')")
     assert "mine" in done.stdout
+    assert ending(tmp_path)[0]["raised"]["type"] == "ValueError"
+    assert list((tmp_path / "rings").glob("*.ucring"))
+
+
+IN_A_THREAD = "thread = threading.Thread(target=sys.exit, args=(2,)); thread.start(); thread.join()"
+
+
+@pytest.mark.parametrize(("exits", "end"), [("sys.exit(2)", "sys.exit(0)"), (IN_A_THREAD, "pass")])
+def test_an_exit_that_ends_nothing(program, tmp_path, exits, end):
+    """One that the program catches, and one of a thread."""
+    before = f"""import threading
+    try:
+        {exits}
+    except SystemExit:
+        pass"""
+    assert program(end, before).returncode == 0
+    assert not list((tmp_path / "rings").iterdir())
 
 
 def test_a_fork_leaves_the_files_of_its_parent_alone(program, tmp_path):

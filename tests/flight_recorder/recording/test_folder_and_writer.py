@@ -3,12 +3,24 @@
 import os
 import signal
 import stat
+import subprocess
+import sys
+import time
 
 import pytest
 
+from tests import ROOT
 from tests.flight_recorder.rings import python, write_ring
 from unicomm.flight_recorder.ring import folder as folder_module
-from unicomm.flight_recorder.ring.folder import FolderError, clean, is_alive, ring_name, rings_folder
+from unicomm.flight_recorder.ring.folder import (
+    FolderError,
+    boot_id,
+    clean,
+    is_alive,
+    process_start_ticks,
+    ring_name,
+    rings_folder,
+)
 from unicomm.flight_recorder.ring.reader import read_folder, read_ring
 
 WRITE = """
@@ -181,6 +193,46 @@ def test_clean_removes_only_dead_rings(tmp_path):
         (tmp_path / f"{name}.ucring").write_bytes(data)
     os.utime(tmp_path / "x.ucring", (1e9, 1e9))
     assert [p.name for p in clean(tmp_path, max_age_days=1)] == ["x.ucring"]
+
+
+def test_clean_leaves_the_rings_of_other_hosts(tmp_path):
+    """In a folder that hosts share, nobody knows here whether the processes of the others run."""
+    data = write_ring(tmp_path / "mine.ucring", 0, 1, 1).snapshot()
+    (tmp_path / "mine.ucring").unlink()
+    other = data.replace(boot_id().encode(), b"another-boot".ljust(len(boot_id())))
+    for i in range(4):
+        (tmp_path / f"other{i}.ucring").write_bytes(other)
+    assert is_alive(tmp_path / "other0.ucring") is None
+    ten_days, sixty_days = (time.time() - days * 86400 for days in (10, 60))
+    os.utime(tmp_path / "other0.ucring", (ten_days, ten_days))
+    os.utime(tmp_path / "other1.ucring", (sixty_days, sixty_days))
+    removed = clean(tmp_path, max_bytes=0, max_files=0, max_age_days=3)
+    assert [path.name for path in removed] == ["other1.ucring"]
+
+
+def test_a_name_that_is_cut_in_a_character():
+    """The kernel keeps the first 15 bytes of a process's name, whatever they are."""
+    code = "import ctypes; ctypes.CDLL(None).prctl(15, '\u00fc' * 8); print(flush=True); input()"
+    process = python(code, dict(os.environ), stdin=-1)
+    process.stdout.readline()
+    assert process_start_ticks(process.pid)
+    process.communicate("\n", timeout=60)
+
+
+def test_odd_arguments_and_folders(env, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        WRITE + "from unicomm.flight_recorder.ring.reader import read_ring\nread_ring(r.path)\n"
+    )
+    command = [sys.executable, program, *["\u4e2d" * 30_000] * 4]
+    done = subprocess.run(
+        command, env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    code, out, err = run(WRITE, env | {"UNICOMM_TRACE_DIR": os.fsdecode(bytes(tmp_path) + b"/\xff")})
+    assert code == 0, err
+    assert "is not valid UTF-8; name a folder that is" in err
+    assert out.strip() == ""
 
 
 def test_reading_needs_no_torch():

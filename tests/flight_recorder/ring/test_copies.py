@@ -10,6 +10,7 @@ import pytest
 from tests.flight_recorder.rings import write_ring
 from unicomm.flight_recorder.live import snapshot as live
 from unicomm.flight_recorder.ring.copies import copied, folder_copies, freeze
+from unicomm.flight_recorder.ring.folder import boot_id
 from unicomm.flight_recorder.ring.reader import COPY_STATES, Ring, RingError, read_folder, read_ring
 from unicomm.flight_recorder.table.load import load
 from unicomm.flight_recorder.table.table import KILLED, RUNNING
@@ -106,6 +107,21 @@ def test_a_folder_as_it_is_now(tmp_path):
     # Who was alive until somebody ended it counts as running.
     pid = read_ring(rings / "dead.ucring").pid
     assert [Ring(data).process_state for _, data in folder_copies(rings, running=[pid])] == ["running"]
+
+
+def test_a_process_elsewhere_is_not_called_killed(tmp_path):
+    data = write_ring(tmp_path / "a.ucring", 0, 2, 5).snapshot()
+    data = data.replace(boot_id().encode(), b"another-boot".ljust(len(boot_id())))
+    (tmp_path / "a.ucring").write_bytes(data)
+    ((_, copy),) = folder_copies(tmp_path)
+    assert Ring(copy).process_state == "elsewhere"
+    assert int(Ring(copy).header["last_mono_ns"]) == int(Ring(data).header["last_mono_ns"])
+
+
+def test_a_copy_of_a_copy_is_as_old(tmp_path):
+    (tmp_path / "a.ucring").write_bytes(copied(write_ring(tmp_path / "own", 0, 2, 5).snapshot(), "stopped"))
+    ((_, copy),) = folder_copies(tmp_path)
+    assert copy == (tmp_path / "a.ucring").read_bytes()
 
 
 def test_many_freeze_at_once(tmp_path):

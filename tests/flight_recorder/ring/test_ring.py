@@ -101,7 +101,7 @@ def test_more_communicators_than_the_table_holds(tmp_path):
     recorder = _core.Recorder(str(tmp_path / "a.ucring"), "{}", 0, 1, 16)
     for i in range(300):
         index = recorder.add_comm(f"c{i}", "shm", f"u{i}", "0", 0, 1)
-        recorder.set_comm_state(index, 2)
+        recorder.set_comm_state(index, 2, f"u{i}")
     here = read_ring(tmp_path / "a.ucring")
     assert "c299" in [c.name for c in here.comms]
 
@@ -203,7 +203,7 @@ def test_texts_of_communicators_that_ended_make_room(tmp_path):
     recorder = write_ring(tmp_path / "a.ucring", 0, 2, 1)
     for turn in range(20_000):
         comm = recorder.add_comm("again", "gloo", f"{turn:016x}", "0-1", 0, 2)
-        recorder.set_comm_state(comm, 2)  # finalized
+        recorder.set_comm_state(comm, 2, f"{turn:016x}")  # finalized
         if turn == 300:
             first = int(read_ring(tmp_path / "a.ucring").header["heap_used"])
     recorder.add_comm("last", "shm", "a longer unique id", "0-1", 0, 2)

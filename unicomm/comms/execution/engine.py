@@ -481,7 +481,7 @@ class Engine:
                 self.symmetric.abort(error)
         finally:
             self.ended.set()
-        self.member.recorder.set_comm_state(self.member.recorder_index, recording.BROKEN)
+        self.member.recorder.set_comm_state(self.member.recorder_index, recording.BROKEN, self.member.uid)
         self.hooks.broken(error)
         options = self.member.options
         if options.enable_reconfigure:  # other ranks go on with this one, as in torchcomms

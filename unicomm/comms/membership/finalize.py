@@ -106,7 +106,8 @@ def _finalize(comm: EpochHolder, timeout: float) -> None:
                 symmetric.abort()
             symmetric.close()
         comm._member.backend.close()
-    comm._member.recorder.set_comm_state(comm._member.recorder_index, 3 if engine.broken else 2)
+    member = comm._member
+    member.recorder.set_comm_state(member.recorder_index, 3 if engine.broken else 2, member.uid)
     open_communicators.discard(comm)
     if not ended:
         raise engine.error(

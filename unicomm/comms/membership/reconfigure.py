@@ -279,7 +279,7 @@ def end_epoch(comm: EpochHolder, uuid: int) -> PreviousEpoch | None:
             if isinstance(member.store, RemoteStore):
                 member.store.close()
             engine.let_go(Vacant(member.asked_for))
-    member.recorder.set_comm_state(member.recorder_index, 2 if engine.broken is None else 3)
+    member.recorder.set_comm_state(member.recorder_index, 2 if engine.broken is None else 3, member.uid)
     _vacate(comm, error)
     if not ended:
         raise BackendError(

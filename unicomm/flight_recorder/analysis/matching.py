@@ -202,7 +202,11 @@ class Messages:
 
 
 def messages(table: Table) -> Messages:
-    """Pairs the k-th send of a channel (group, sender, receiver) with its k-th receive."""
+    """Pairs the k-th send of a channel (group, sender, receiver) with its k-th receive.
+
+    If the receiver also receives from any rank, it is unknown which sends these receives took. Then only the
+    unfinished messages are paired, in order.
+    """
     kinds = table.calls.kind
     is_p2p = (kinds == OpKind.SEND) | (kinds == OpKind.RECV)
     rows: Column = np.zeros(0, np.int64)
@@ -233,6 +237,9 @@ def messages(table: Table) -> Messages:
     number[counted] = count[counted] + 1
     if (wrapped & ~exact).any():
         _align_tails(table, rows, channel, send, number, wrapped[rank] & counted)
+    takers = np.unique(table.rank[(kinds[table.call] == OpKind.RECV) & (table.peer < 0)])
+    if len(takers):
+        _number_unfinished(table, rows, side, number, np.isin(target, takers))
     low = int(number.min())
     span = int(number.max()) - low + 1
     if span > (1 << 62) // (int(channel.max()) + 1):
@@ -249,6 +256,18 @@ def messages(table: Table) -> Messages:
     other = channel * 2 + ~send
     unknown = (partner < 0) & (~present[peer] | (wrapped[peer] & (number < first[other])))
     return Messages(rows, partner, unknown)
+
+
+def _number_unfinished(table: Table, rows: Column, side: Column, number: Column, chosen: Column) -> None:
+    """Numbers the unfinished messages of the chosen rows from 1, and the others so that they have no pair."""
+    over = table.state[rows] == State.COMPLETED
+    number[chosen & over] = -1 - np.flatnonzero(chosen & over)
+    at = np.flatnonzero(chosen & ~over)
+    at = at[np.argsort(side[at], kind="stable")]
+    _, first = np.unique(side[at], return_index=True)
+    begins = np.zeros(len(at), np.int64)
+    begins[first] = first
+    number[at] = np.arange(len(at)) - np.maximum.accumulate(begins) + 1
 
 
 def _align_tails(

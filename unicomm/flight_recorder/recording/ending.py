@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ from . import tracebacks
 
 on_failure: Callable[[], None] | None = None  # called when an unhandled exception ends the program
 failed = False  # whether an exception ends the program
+
+_MAIN = ("__main__", "runpy")  # modules in which a program begins
 
 _path: Path | None = None  # of the ending file; None before `begin` and where there is no folder
 _pid = 0
@@ -139,9 +142,11 @@ tracebacks.install()
 
 @functools.wraps(sys.exit)
 def _exit(status: Any = None, /, _exit: Callable[[Any], NoReturn] = sys.exit) -> NoReturn:
-    if status not in (None, 0):
-        with contextlib.suppress(Exception):
-            _note_exit(status, Place.of_stack(sys._getframe(1)))
+    if threading.current_thread() is threading.main_thread():  # elsewhere it ends the thread only
+        _exit_call.clear()
+        if status not in (None, 0):
+            with contextlib.suppress(Exception):
+                _note_exit(status, Place.of_stack(sys._getframe(1)))
     _exit(status)
 
 
@@ -174,7 +179,18 @@ def child_ends() -> None:
 
 def has_failed() -> bool:
     """Whether this process ends by an exception, or by `sys.exit` with a code other than 0."""
+    # The interpreter notes the exception also if a hook of the program takes the place of ours.
+    error = getattr(sys, "last_value", None)
+    if not failed and sys.excepthook is not _hook and isinstance(error, BaseException) and _left_main(error):
+        note_exception(error)
     return failed or bool(_exit_call)
+
+
+def _left_main(error: BaseException) -> bool:
+    """Whether nothing in the main module has caught an exception. Test runners and notebooks catch theirs."""
+    trace = error.__traceback__
+    interactive = hasattr(sys, "ps1") or "IPython" in sys.modules
+    return trace is not None and not interactive and trace.tb_frame.f_globals.get("__name__") in _MAIN
 
 
 @atexit.register

@@ -34,6 +34,7 @@ from . import ending
 
 _DEFAULT_RECORDS = 4096
 _KEEP = ("failure", "always", "never")
+_MOST_ARGUMENT = 1000  # characters
 
 
 def _folder(file: str) -> str:
@@ -77,7 +78,7 @@ def _meta(names: Mapping[str, Any]) -> str:
         "host": socket.gethostname(),
         "boot_id": boot_id(),
         "pid_namespace": pid_namespace(),
-        "argv": sys.argv[:16],
+        "argv": [text[:_MOST_ARGUMENT] for text in sys.argv[:16]],
         "python": sys.version.split()[0],
         "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "job": job,

@@ -78,6 +78,9 @@ def folder_copies(
     for path in paths:
         try:
             ring = read_ring(path, owners)
+            if ring.copied_as or (ring.process_state == "elsewhere" and ring.pid not in running):
+                yield path.name, bytes(ring.data)  # its state is that of the copy, or unknown here
+                continue
             state = "running" if ring.pid in running else ring.process_activity
             yield path.name, copied(bytes(ring.data), _STATE_OF.get(state, state), records)
         except RingError:

@@ -6,6 +6,7 @@ Facts about processes, by their number.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -14,13 +15,16 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .files import ANYONE, anyone_may_remove, read_file, trusted_owners
 
 SUFFIX = ".ucring"
 _MAGIC = b"UCRING01"
 _DAY = 86400.0
+MOST_META = 1 << 20  # bytes of what a process writes about itself
 
 
 class FolderError(OSError):
@@ -78,6 +82,11 @@ def named_folder(path: Path, where: str) -> Path:
     it, `FolderError` when it cannot be created.
     """
     try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        text = "is not valid UTF-8; name a folder that is"
+        raise FolderError(f"{where.encode(errors='backslashreplace').decode()} {text}") from None
+    try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         refused = anyone_may_remove(path)
     except OSError as error:
@@ -114,10 +123,10 @@ def ring_name(rank: int, pid: int) -> str:
 def _process_fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third one on; none when there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        data = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return []
-    return text[text.rindex(")") + 2 :].split()
+    return data[data.rindex(b")") + 2 :].decode().split()  # the process's name is any 15 bytes
 
 
 def process_code(pid: int) -> str:
@@ -152,15 +161,38 @@ def boot_id() -> str:
 
 
 def is_alive(path: Path) -> bool | None:
-    """Returns whether the process of a ring runs on this host, or None if the file is not a ring."""
+    """Returns whether the process of a ring runs.
+
+    Returns None if that is unknown: the file is not a ring, or its process belongs to another host, to this
+    host before its last boot, or to another PID namespace.
+    """
     try:
-        head = read_file(path, ANYONE, size=48)
-    except OSError:
+        head = read_file(path, ANYONE, size=96)
+        if len(head) < 96 or head[:8] != _MAGIC:
+            return None
+        begin, length = (int.from_bytes(head[at : at + 8], "little") for at in (80, 88))
+        meta = json.loads(read_file(path, ANYONE, at=begin, size=min(length, MOST_META)))
+    except (OSError, ValueError, RecursionError):
         return None
-    if len(head) < 48 or head[:8] != _MAGIC:
+    if not isinstance(meta, dict) or is_elsewhere(meta):
         return None
     pid, ticks = int.from_bytes(head[16:20], "little"), int.from_bytes(head[32:40], "little")
     return process_start_ticks(pid) == ticks
+
+
+def is_elsewhere(meta: Mapping[str, Any]) -> bool:
+    """Whether the process that describes itself by `meta` belongs to another host, boot or PID namespace."""
+    if meta.get("boot_id") != boot_id():
+        return True
+    here = pid_namespace()
+    return bool(meta.get("pid_namespace", here) != here)
+
+
+def _is_ring(path: Path) -> bool:
+    try:
+        return read_file(path, ANYONE, size=8) == _MAGIC
+    except OSError:
+        return False
 
 
 def clean(
@@ -168,21 +200,30 @@ def clean(
 ) -> list[Path]:
     """Removes rings of ended processes: those older than `max_age_days`, then the oldest beyond the bounds.
 
-    Rings of running processes, files that are not rings, and those of other users stay. Returns the removed
-    paths.
+    Rings of running processes, files that are not rings, and those of other users stay. So do rings of other
+    hosts, whose processes may be running; they are removed if nobody has written to them for ten times
+    `max_age_days`. Returns the removed paths.
     """
-    found = []
+    found, unknown = [], []
     owners = trusted_owners(folder)
     for path in folder.glob(f"*{SUFFIX}"):
         try:
             info = path.lstat()
         except OSError:
             continue
-        if info.st_uid in owners and (alive := is_alive(path)) is not None:
+        if info.st_uid not in owners:
+            continue
+        if (alive := is_alive(path)) is not None:
             found.append((info.st_mtime, info.st_size, path, alive))
+        elif info.st_mtime < time.time() - 10 * max_age_days * _DAY and _is_ring(path):
+            unknown.append(path)
     total, count = sum(size for _, size, _, _ in found), len(found)
     oldest_allowed = time.time() - max_age_days * _DAY
     removed = []
+    for path in unknown:
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed.append(path)
     for modified, size, path, alive in sorted(found):
         if alive or (modified >= oldest_allowed and total <= max_bytes and count <= max_files):
             continue

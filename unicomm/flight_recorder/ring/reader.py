@@ -6,12 +6,13 @@ in a file: it checks every offset and length against the file's size before use.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,15 @@ from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks, printable, te
 
 from .call_path import CallPath, Frame, Whose, user_frame
 from .files import ANYONE, MOST_BYTES, read_file, trusted_owners
-from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
+from .folder import (
+    MOST_META,
+    SUFFIX,
+    boot_id,
+    is_elsewhere,
+    pid_namespace,
+    process_code,
+    process_start_ticks,
+)
 
 MAGIC = b"UCRING01"
 VERSION = 2
@@ -94,7 +103,7 @@ _CLEAN_CLOSE = 1
 COPY_STATES = ("", "running", "sleeping", "stopped", "killed", "ended")
 COPY_SHIFT, COPY_MASK = 8, 0x700
 MOST_PATH_FRAMES = 16
-_MAX_META = 1 << 20
+_UNLISTED = "not in the table"
 _MOST_HOST = 255
 _MOST_MEMBERS = 1 << 24  # of all communicators together: 1000 of 16 384 ranks
 _MOST_RECORDS = 1 << 24
@@ -147,6 +156,11 @@ class Comm:
     coll_created: int
     coll_started: int
     coll_completed: int
+
+    @property
+    def listed(self) -> bool:
+        """Whether it is a communicator, and not the place for those that the table has no room for."""
+        return self.rank >= 0 or self.size > 0
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -202,6 +216,9 @@ class Ring:
         self._heap = self._span("heap_off", "heap_cap", 1)
         self._texts: dict[tuple[int, int], str] = {}
         self._room = 2 * len(self._heap) + 1  # for all texts: those of a good ring do not overlap
+        if in_place and not self.closed and not self.copied_as:
+            self.header = head = head.copy()
+            head["rec_next"] = max(head["rec_next"], self._begun_since())
         self.comms = self._read_comms()
         self.frames = self._read_frames()
         self.records = self._read_records()
@@ -222,7 +239,7 @@ class Ring:
         return table[: min(used, len(table))]
 
     def _read_meta(self) -> dict[str, Any]:
-        if int(self.header["meta_len"]) > _MAX_META:
+        if int(self.header["meta_len"]) > MOST_META:
             raise RingError("the description is too long")
         try:
             meta = json.loads(bytes(self._span("meta_off", "meta_len", 1)) or b"{}")
@@ -247,7 +264,8 @@ class Ring:
             fields: dict[str, Any] = {name: self._text(c[name]) for name in ("name", "backend", "uid")}
             fields |= {name: int(c[name]) for name in _COMM_NUMBERS}
             state = COMM_STATES.get(int(c["state"]), "unknown")
-            out.append(Comm(index=i, ranks_text=self._text(c["ranks"]), state=state, **fields))
+            comm = Comm(index=i, ranks_text=self._text(c["ranks"]), state=state, **fields)
+            out.append(comm if comm.listed else replace(comm, name=_UNLISTED))
         if any(c.size > MOST_RANKS for c in out) or sum(max(c.size, 0) for c in out) > _MOST_MEMBERS:
             raise RingError("its communicators have more members than a job can have")
         return out
@@ -272,13 +290,44 @@ class Ring:
         places = (ids - np.uint64(1)) % np.uint64(cap)
         good = (ids > 0) & (ids <= self.header["rec_next"]) & (places == np.arange(cap, dtype=np.uint64))
         good &= table["comm"] < max(len(self.comms), 1)
+        if self.comms:
+            # Older records of the same number belong to a communicator that is not in the table any more.
+            since = np.asarray([comm.created_ns for comm in self.comms], np.uint64)
+            good &= table["created_ns"] >= since[np.where(good, table["comm"], 0)]
+        good &= ~self._torn(table, ids, good)
         # Records are large, and there are many rings: copy only if necessary.
         n = int(np.count_nonzero(good))
         kept: npt.NDArray[Any] = table[:n] if good[:n].all() else table[good]
         ids = kept["id"]
-        if len(ids) and not (ids[1:] > ids[:-1]).all():  # wrapped: the oldest record is in the middle
-            oldest = int(np.argmin(ids))
-            kept = np.concatenate([kept[oldest:], kept[:oldest]])
+        if len(ids) and not (ids[1:] > ids[:-1]).all():  # wrapped, so the oldest record is in the middle
+            kept = kept[np.argsort(ids, kind="stable")]
+        return kept
+
+    def _torn(self, table: npt.NDArray[Any], ids: Any, good: Any) -> Any:
+        """Whether records may have been overwritten while they were read: their places were given away.
+
+        A record whose operation is under way keeps its place (csrc/recorder/ring.hpp). In the file it still
+        has its id. Elsewhere it is known by its time: what overwrites a record is newer than all others.
+        """
+        passed = good & self._passed(ids)
+        if not passed.any():
+            return passed
+        if self._in_place and not self.copied_as:
+            with contextlib.suppress(OSError):
+                return passed & (self._ids_now(len(ids)) != ids)
+        rest = table["created_ns"][good & ~passed]
+        under_way = np.isin(table["state"], (State.CREATED, State.STARTED))
+        return passed & ~(under_way & (table["created_ns"] < rest.min(initial=np.uint64(_LATEST))))
+
+    def _passed(self, ids: Any) -> Any:
+        """Whether records are older than those that would fill the ring."""
+        last = int(self.header["rec_next"]) - int(self.header["rec_cap"])
+        return ids <= np.uint64(max(last, 0))
+
+    @cached_property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Which of `records` are older than those that would fill the ring, as they were long under way."""
+        kept: npt.NDArray[np.bool_] = self._passed(self.records["id"])
         return kept
 
     # --- meaning -----------------------------------------------------------------------------------
@@ -383,9 +432,7 @@ class Ring:
         """
         if copied := self.copied_as:
             return "running" if copied == "sleeping" else copied
-        if self.meta.get("boot_id") != boot_id():
-            return "elsewhere"
-        if self.meta.get("pid_namespace", here := pid_namespace()) != here:
+        if is_elsewhere(self.meta):
             return "elsewhere"
         same = process_start_ticks(self.pid) == int(self.header["proc_start_ticks"])
         code = process_code(self.pid) if same else ""
@@ -398,16 +445,37 @@ class Ring:
         if not self._in_place:
             return False
         try:
-            data = read_file(self.path, ANYONE, size=HEADER.itemsize)
+            head = self._header_now()
         except FileNotFoundError:
             return True  # who ends well removes it, unless it is to be kept
         except OSError:
             return False
+        return head is not None and bool(int(head["flags"]) & _CLEAN_CLOSE)
+
+    def _begun_since(self) -> int:
+        """The number of records that the process had begun when the ring had been read."""
+        try:
+            head = self._header_now()
+        except OSError:
+            return 0
+        return 0 if head is None else int(head["rec_next"])
+
+    def _ids_now(self, count: int) -> npt.NDArray[np.uint64]:
+        """The present ids in the ring's file. Raises `OSError`."""
+        begin, size = int(self.header["rec_off"]), count * RECORD.itemsize
+        data = read_file(self.path, ANYONE, at=begin, size=size)
+        if len(data) < size:
+            raise OSError(f"{self.path} has become shorter")
+        return np.frombuffer(data, RECORD)["id"].copy()
+
+    def _header_now(self) -> np.void | None:
+        """The present header of the ring's file; None if it is another ring's. Raises `OSError`."""
+        data = read_file(self.path, ANYONE, size=HEADER.itemsize)
         if len(data) < HEADER.itemsize:
-            return False
-        head = np.frombuffer(data, HEADER, 1)[0]
+            return None
+        head: np.void = np.frombuffer(data, HEADER, 1)[0]
         same = all(head[field] == self.header[field] for field in ("pid", "proc_start_ticks"))
-        return same and bool(int(head["flags"]) & _CLEAN_CLOSE)
+        return head if same else None
 
     @property
     def runs_here(self) -> bool:

@@ -19,6 +19,7 @@ from unicomm.flight_recorder.ring.reader import (
     RECORD,
     UNKNOWN_ERROR,
     Comm,
+    InputRemark,
     Ring,
 )
 from unicomm.flight_recorder.texts import printable
@@ -76,10 +77,10 @@ class RingTableBuilder(TableStore):
         process = process or _PROCESS.get(ring.process_state, UNKNOWN)
         if process in (RUNNING, STOPPED) and not as_of_ns:
             as_of_ns = ring.real_ns(ring.now_ns) if ring.copied_as else time.time_ns()
-        records = ring.records
+        records, kept = ring.records, ring.kept
         groups = np.fromiter((self._ring_group(c) for c in ring.comms), np.int32, len(ring.comms))
         own = [self._ring_rank(ring, c, int(g)) for c, g in zip(ring.comms, groups, strict=True)]
-        ranks = sorted(set(own))
+        ranks = sorted({rank for rank, comm in zip(own, ring.comms, strict=True) if comm.listed} or set(own))
         if len(ranks) == 1 or not own:
             source = Source(
                 printable(ring.path),
@@ -89,34 +90,41 @@ class RingTableBuilder(TableStore):
                 as_of_ns=as_of_ns,
             )
             source.host_ranks = _host_ranks(ring)
-            self._add_ring_rank(ring, source, records, groups, ring.comms)
+            self._add_ring_rank(ring, source, records, kept, groups, ring.comms)
             return
         owners = np.asarray(own, np.int64)[records["comm"]]
         for rank in ranks:
             comms = [c for c, r in zip(ring.comms, own, strict=True) if r == rank]
             source = Source(printable(ring.path), "ring", rank, process=process, as_of_ns=as_of_ns)
-            self._add_ring_rank(ring, source, records[owners == rank], groups, comms)
+            mine = owners == rank
+            self._add_ring_rank(ring, source, records[mine], kept[mine], groups, comms)
 
     def _ring_rank(self, ring: Ring, comm: Comm, group: int) -> int:
         """Returns the rank in the job to which the records of a communicator belong."""
+        if not comm.listed:
+            return ring.rank
         ranks = self.group_list[group].ranks
         inside = int(ranks[comm.rank]) if 0 <= comm.rank < len(ranks) else -1
         threads = sum(c.uid == comm.uid for c in ring.comms) > 1 if len(ring.comms) > 1 else False
         return inside if ring.rank < 0 or threads else ring.rank
 
     def _ring_group(self, comm: Comm) -> int:
+        if not comm.listed:
+            return -1
+
         def make() -> Group:
             return Group(comm.name, "", comm.uid, np.asarray(comm.ranks, np.int32), comm.backend)
 
         return self.group_index((comm.uid or comm.name, comm.ranks_text), max(comm.size, 0), make)
 
     def _add_ring_rank(
-        self, ring: Ring, source: Source, records: Column, groups: Column, comms: Sequence[Comm]
+        self, ring: Ring, source: Source, records: Column, kept: Column, groups: Column, comms: Sequence[Comm]
     ) -> None:
         source.pid, source.host, source.wrapped, source.exact_p2p = ring.pid, ring.host, ring.wrapped, True
         source.runs_here = ring.runs_here
         source.overwritten = max(0, ring.total - len(ring.records))  # of all ranks that share the ring
-        for comm in comms:
+        self._tell_of_losses(ring)
+        for comm in (c for c in comms if c.listed):
             index = int(groups[comm.index])
             # The ring has 64 bits without a sign, of which a damaged one may use the last.
             source.created[index] = min(comm.coll_created, _MOST)
@@ -152,7 +160,18 @@ class RingTableBuilder(TableStore):
             times = records[key].astype(np.int64)
             out[key] = times + shift if key == "created_ns" else np.where(times != 0, times + shift, 0)
         checksums = Checksums.of({name: records[name] for name in _CHECKSUM_FIELDS})
-        self.put(source, out, ~p2p, checksums)
+        # Between a record that was kept and the others, records are missing.
+        self.put(source, out, ~p2p & ~kept, checksums)
+
+    def _tell_of_losses(self, ring: Ring) -> None:
+        if int(ring.header["strings_dropped"]):
+            text = "names of communicators or files are missing: its table of texts is full"
+            self.remarks.append(InputRemark(ring.path, text))
+        if not all(comm.listed for comm in ring.comms):
+            text = (
+                f"it has more than {len(ring.comms) - 1} open communicators; those of the others are unknown"
+            )
+            self.remarks.append(InputRemark(ring.path, text))
 
     def _ring_calls(self, ring: Ring, records: Column, group: Column) -> Column:
         """Returns the call of each record.

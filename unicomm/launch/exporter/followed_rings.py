@@ -48,11 +48,15 @@ class _Place:
         oldest = max(0, newest - capacity)  # the newest record that is surely overwritten
         ids = ring.records["id"].astype(np.int64)
         ended = ring.records["state"] >= State.COMPLETED
-        wanted = np.concatenate([self.pending, np.arange(max(self.seen, oldest) + 1, newest + 1)])
+        kept = ids[ring.kept]  # their places were left out when the ring came to them again
+        passed = kept[kept > self.seen]
+        wanted = np.concatenate([self.pending, passed, np.arange(max(self.seen, oldest) + 1, newest + 1)])
         count = ended & np.isin(ids, wanted)
         left = wanted[~np.isin(wanted, ids[count])]  # also records that were being written just now
-        self.pending = left[left > oldest]
-        lost = max(0, oldest - self.seen) + len(left) - len(self.pending)
+        left_out = np.isin(left % capacity, kept % capacity) & ~np.isin(left, kept)
+        self.pending = left[~left_out & ((left > oldest) | np.isin(left, kept))]
+        lost = max(0, oldest - self.seen) - len(passed)
+        lost += int(np.count_nonzero(~left_out)) - len(self.pending)
         self.seen = newest
         return count, lost
 
