@@ -149,6 +149,31 @@ def test_share_has_no_folders_hosts_and_pids(folder):
     assert "node0" in report_data.to_json(report)
 
 
+def test_share_keeps_the_hosts_apart_that_are_named_as_its_own():
+    job = SimulatedJob(4, [[Action("barrier", line=7)] * 3] * 4, live=True, hosts=1)
+    job.replace_call(2, 2, Action("die"))
+    table = job.run().table()
+    for rank, source in enumerate(table.sources):
+        source.host = f"host{rank + 1}"
+    report = analyze(table)
+    assert "process killed, pid 10002 on host3" in report.main.evidence[0]
+    assert "process killed, pid N on host2" in report_data.shared(report, table).main.evidence[0]
+
+
+def test_share_keeps_the_names_of_groups():
+    names = ("dp/0", "tp/0 (inner)")
+    calls = [Action("all_reduce", group=name, red="SUM", line=10) for name in names] * 3
+    job = SimulatedJob(4, [calls] * 4, groups=dict.fromkeys(names, range(4)), live=True)
+    job.replace_call(3, 4, Action("leave"))
+    table = job.run().table()
+    report = analyze(table)
+    clean = report_data.shared(report, table).main
+    assert clean.sentence == report.main.sentence.replace("/job/", "")
+    assert "all_reduce #3 of 'dp/0'" in clean.sentence
+    assert any("'tp/0 (inner)'" in line for line in clean.evidence)
+    assert "/job" not in " ".join([clean.sentence, *clean.evidence])
+
+
 def test_a_folder_that_is_not_there_is_told_before_the_work(folder, tmp_path):
     done = command(folder, "--html", tmp_path / "none" / "x.html")
     assert done.returncode == 2

@@ -58,14 +58,19 @@ def schema() -> dict[str, Any]:
 def shared(report: Report, table: Table) -> Report:
     """Returns a copy of the report without folders, host names and pids, to give to others."""
     out = copy.deepcopy(report)
-    hosts = sorted({s.host for s in table.sources if s.host}, key=len, reverse=True)
-    names = {host: f"host{i}" for i, host in enumerate(sorted(hosts))}
+    hosts = sorted({s.host for s in table.sources if s.host})
+    names = {host: f"host{i}" for i, host in enumerate(hosts)}
+    longest_first = sorted(map(re.escape, hosts), key=len, reverse=True)
+    # One pass over all hosts: the new name of one may be the name of another.
+    of_host = re.compile(rf"(?<![\w.-])(?:{'|'.join(longest_first)})(?![\w-])")
+    # What looks like a path, but is in the name of a group.
+    kept = {found[0] for group in table.groups for found in _PATH.finditer(group.name)}
 
     def clean(text: str) -> str:
-        for host in hosts:
-            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", names[host], text)
+        if hosts:
+            text = of_host.sub(lambda found: names[found[0]], text)
         text = re.sub(r"(\bpid|--pid|-CONT) \d+(, \d+)*", r"\1 N", text)
-        return _PATH.sub(r"\1", text)
+        return _PATH.sub(lambda found: found[0] if found[0] in kept else found[1], text)
 
     for found in out.findings:
         found.sentence = clean(found.sentence)
