@@ -174,6 +174,21 @@ def test_share_keeps_the_names_of_groups():
     assert "/job" not in " ".join([clean.sentence, *clean.evidence])
 
 
+def test_text_and_markdown_say_how_many_sides_they_leave_out():
+    calls = [[Action("all_reduce", red="SUM", numel=100 + max(rank, 1))] for rank in range(12)]
+    report = analyze(SimulatedJob(12, calls).run().table())
+    assert len(report.main.sides) == 11
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(render(report))
+    assert "and 6 more; --json has all" in capture.get()
+    assert "\n\nand 3 more; --json has all\n" in report_markdown.to_markdown(report)
+    report.main.sides = report.main.sides[:5]
+    with console.capture() as capture:
+        console.print(render(report))
+    assert "more; --json" not in capture.get() + report_markdown.to_markdown(report)
+
+
 def test_a_folder_that_is_not_there_is_told_before_the_work(folder, tmp_path):
     done = command(folder, "--html", tmp_path / "none" / "x.html")
     assert done.returncode == 2

@@ -34,6 +34,8 @@ def to_markdown(report: Report, verbose: bool = False) -> str:
                 for s in found.sides[:_MOST_SHOWN]
             ]
             lines.append("")
+            if (more := len(found.sides) - _MOST_SHOWN) > 0:
+                lines += [f"and {more} more; --json has all", ""]
         if found.evidence:
             lines += ["Evidence:", "", *(f"- {_prose(e)}" for e in found.evidence), ""]
         if found.edges:

@@ -86,7 +86,9 @@ def _sides(found: Finding) -> list[RenderableType]:
     for i, side in enumerate(found.sides[:_MOST_SIDES]):
         style = "" if i == 0 else "red"
         grid.add_row(Text(ranks_text(side.ranks, 30), style), Text(side.what, style), Text(side.where, style))
-    return [Padding(grid, (0, 0, 0, 2))]
+    more = len(found.sides) - _MOST_SIDES
+    rest = [Padding(Text(f"and {more} more; --json has all"), (0, 0, 0, 2))] if more > 0 else []
+    return [Padding(grid, (0, 0, 0, 2)), *rest]
 
 
 def _callers(called: CalledFrom) -> RenderableType:
