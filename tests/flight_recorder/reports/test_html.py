@@ -14,6 +14,7 @@ from unicomm import _core
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Cause, Edge, Finding, Verdict
 from unicomm.flight_recorder.corpus.fault_kinds import Case, job_of, training
+from unicomm.flight_recorder.corpus.simulated_job import Action
 from unicomm.flight_recorder.reports import report_html as html
 from unicomm.flight_recorder.reports import timeline, timeline_data
 from unicomm.flight_recorder.reports.wait_graph_svg import draw
@@ -284,6 +285,23 @@ def test_the_fault_begins_on_the_aligned_clock():
     row = int(np.flatnonzero(table.created_ns == plain)[0])
     report.clock_offsets_ns = {int(table.rank[row]): 1_000_000_000}
     assert timeline.since(report, table) == plain - 1_000_000_000
+
+
+def test_an_unfinished_operation_ends_at_the_state_of_the_ranks_on_the_aligned_clock():
+    job = job_of(4, training(20))
+    job.live, job.skew_ns = True, {2: 3_600_000_000_000}
+    job.replace_call(3, len(job.programs[3]) - 2, Action("leave"))
+    builder = TableBuilder()
+    for rank in range(4):
+        job.run().add_to(builder, rank)
+    table = builder.finish()
+    table.source_of[2].as_of_ns += job.skew_ns[2]  # each source has its state by its own clock
+    report = analyze(table)
+    assert report.clock_offsets_ns[2] == pytest.approx(job.skew_ns[2], abs=1e9)
+    line = timeline.build(report, table, range(4), 10_000)
+    assert line.open.sum() == 3
+    assert set(line.end_ns[line.open].tolist()) == {line.last_ns}
+    assert line.last_ns == pytest.approx(table.source_of[0].as_of_ns, abs=1e9)
 
 
 def test_64_ranks_take_less_than_500_kilobytes():

@@ -53,7 +53,11 @@ def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int
     end = np.maximum(table.completed_ns[rows] - shift[table.rank[rows]], 0)
     over = (table.state[rows] == State.COMPLETED) | (table.state[rows] == State.FAILED)
     ended = table.completed_ns[rows] != 0
-    alive = [source.as_of_ns for source in table.sources if source.as_of_ns and source.rank in chosen]
+    alive = [
+        source.as_of_ns - int(shift[source.rank])
+        for source in table.sources
+        if source.as_of_ns and source.rank in chosen
+    ]
     first = int(begin.min(initial=np.iinfo(np.int64).max)) if len(rows) else 0
     last = max([int(begin.max(initial=0)), int(end[ended].max(initial=0)), *alive])
     if not alive:  # dumps do not tell how long a stuck operation has lasted: draw a small share
