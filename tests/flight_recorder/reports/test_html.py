@@ -14,7 +14,7 @@ from unicomm import _core
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Cause, Edge, Finding, Verdict
 from unicomm.flight_recorder.corpus.fault_kinds import Case, job_of, training
-from unicomm.flight_recorder.corpus.simulated_job import Action
+from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
 from unicomm.flight_recorder.reports import report_html as html
 from unicomm.flight_recorder.reports import timeline, timeline_data
 from unicomm.flight_recorder.reports.wait_graph_svg import draw
@@ -167,7 +167,7 @@ def test_a_cycle_is_drawn_as_one():
     assert "all_reduce #1 of dp" in drawing
 
 
-def boxes(found, waiting=()):
+def boxes(found, waiting=None):
     """The first line of each box of a drawing, and how many arrows it has."""
     drawing = draw(found, waiting).split('class="waits tall"')[0]
     return re.findall(r'class="name"[^>]*>([^<]*)<', drawing), drawing.count('class="arrow"')
@@ -190,11 +190,29 @@ def test_each_rank_stands_in_one_box_of_the_drawing():
     found = Finding(Verdict.PROCESS_STOPPED, [54])
     found.victims, found.group, found.seq_num, found.edges = list(range(54)), "dp", 5, edges
     # 6 and 10 wait in the operation of the finding, as 2 does; 0, 4 and 8 make one call in three groups.
-    assert boxes(found, waiting=[2, 6, 10]) == (["ranks 2-10:4", "ranks 0-8:4", "rank 54, culprit"], 2)
-    assert "all_reduce #7 of 3 communicators" in draw(found, [2, 6, 10])
+    waiting = dict.fromkeys((2, 6, 10), ("reduce_scatter", "/job/b.py:7"))
+    assert boxes(found, waiting) == (["ranks 2-10:4", "ranks 0-8:4", "rank 54, culprit"], 2)
+    assert "all_reduce #7 of 3 communicators" in draw(found, waiting)
     # Without the ranks that wait, no rank is said to be where it may not be.
     names, _ = boxes(found)
     assert sorted(re.findall(r"\d+", " ".join(names))) == sorted(["2", "0", "4", "8", "6", "10", "54"])
+
+
+def test_ranks_that_wait_at_other_lines_have_other_boxes():
+    lines = [10, 11, 11, 10, 12]
+    calls = [[Action("all_reduce", red="SUM", line=line)] * 3 for line in lines]
+    job = SimulatedJob(5, calls, live=True)
+    job.change(4, 2, op="leave")
+    table = job.run().table()
+    report = analyze(table)
+    assert [edge.rank for edge in report.main.edges] == [0]  # it stands for the others
+    drawing = html.page(report, table).split('class="waits wide"')[1].split("</svg>")[0]
+    texts = re.findall(r"<text[^>]*>([^<]*)<", drawing)
+    assert [texts[i : i + 3] for i in (0, 3)] == [
+        ["ranks 0, 3", "all_reduce #3 of world", "train.py:10"],
+        ["ranks 1-2", "all_reduce #3 of world", "train.py:11"],
+    ]
+    assert texts[6:] == ["rank 4, culprit", "waits for no rank"]
 
 
 def test_thousands_of_ranks_are_sampled_and_the_page_says_so():

@@ -31,6 +31,7 @@ from unicomm.flight_recorder.pages.elements import (
 )
 from unicomm.flight_recorder.pages.page import page as whole_page
 from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.rows import place as call_place
 from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import capital, ranks_text, span
 
@@ -200,7 +201,7 @@ def _waits(found: Finding, table: Table) -> str:
     if not found.edges:
         return ""
     waiting = _waiting(found, table)
-    shown = {rank for edge in found.edges for rank in (edge.rank, *edge.waits_for)} | waiting
+    shown = {rank for edge in found.edges for rank in (edge.rank, *edge.waits_for)} | set(waiting)
     rest = len(set(found.victims) - shown)
     behind = f"{_count(rest, 'more rank')} wait{'s' * (rest == 1)} behind these." if rest else ""
     note = element("p", behind, class_="note") if rest else ""
@@ -208,11 +209,13 @@ def _waits(found: Finding, table: Table) -> str:
     return card(_title_of_waits(found), graph, note)
 
 
-def _waiting(found: Finding, table: Table) -> set[int]:
-    """Returns the victims that have not completed the operation of a finding."""
+def _waiting(found: Finding, table: Table) -> dict[int, tuple[str, str]]:
+    """Returns what each victim in the operation of a finding has called, and at which file:line."""
     rows = np.flatnonzero(table.state != State.COMPLETED)
     rows = rows[timeline.of_finding(found, table, rows)]
-    return set(table.rank[rows].tolist()) & set(found.victims)
+    victims = set(found.victims)
+    called = ((int(table.rank[row]), row) for row in rows.tolist())
+    return {rank: (table.op_name(row), call_place(table, row)) for rank, row in called if rank in victims}
 
 
 def _title_of_waits(found: Finding) -> str:

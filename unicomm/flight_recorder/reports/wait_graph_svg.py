@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Verdict
 from unicomm.flight_recorder.pages.elements import Html, element, join
@@ -27,12 +27,13 @@ class _Box:
     to: list[_Box] = field(default_factory=list)
 
 
-def draw(found: Finding, waiting: Iterable[int] = ()) -> Html:
+def draw(found: Finding, waiting: Mapping[int, tuple[str, str]] | None = None) -> Html:
     """Returns two drawings, for wide and for narrow pages; "" if there would be too many boxes.
 
-    The edges stand for all ranks that wait: `waiting` has those in the operation of the finding.
+    The edges stand for all ranks that wait. `waiting` has the operation and its file:line of those that wait
+    in the collective of the finding.
     """
-    boxes = _boxes(found, waiting)
+    boxes = _boxes(found, waiting or {})
     if len(boxes) > _MOST_BOXES:
         return Html("")
     cycle = found.verdict is Verdict.WAIT_CYCLE
@@ -54,20 +55,23 @@ def _drawing(boxes: list[_Box], size: tuple[float, float], found: Finding, shape
     return element("svg", element("defs", head), *arrows, *drawn, class_=f"waits {shape}", **shown, **named)
 
 
-def _boxes(found: Finding, waiting: Iterable[int]) -> list[_Box]:
+def _boxes(found: Finding, waiting: Mapping[int, tuple[str, str]]) -> list[_Box]:
     cycle = found.verdict is Verdict.WAIT_CYCLE
     waits: dict[int, list[Edge]] = {}
     for edge in found.edges:
         waits.setdefault(edge.rank, []).append(edge)
     of_all = [e for e in found.edges if (e.group, e.seq_num) == (found.group, found.seq_num)]
     if of_all and not cycle:
-        waits |= {rank: [of_all[0]] for rank in waiting if rank not in waits}
-    alike: dict[object, _Box] = {}
+        drawn = {_shown(edge.operation, edge.where): edge for edge in reversed(of_all)}
+        for rank, call in waiting.items():
+            alike = drawn.setdefault(_shown(*call), replace(of_all[0], operation=call[0], where=call[1]))
+            waits.setdefault(rank, [alike])
+    boxes_of: dict[object, _Box] = {}
     for rank, edges in waits.items():
         same = tuple((e.operation, e.group, e.seq_num, e.where, tuple(sorted(e.waits_for))) for e in edges)
-        box = alike.setdefault(rank if cycle else same, _Box([], edges, _targets(edges)))
+        box = boxes_of.setdefault(rank if cycle else same, _Box([], edges, _targets(edges)))
         box.ranks.append(rank)
-    boxes = list(alike.values())
+    boxes = list(boxes_of.values())
     ends: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted({rank for box in boxes for rank in box.waits_for} - set(waits)):
         ends.setdefault(tuple(i for i, box in enumerate(boxes) if rank in box.waits_for), []).append(rank)
@@ -179,6 +183,11 @@ def _arrow(a: _Box, b: _Box, shape: str) -> Html:
     return element("path", class_="arrow", d=way, marker_end=f"url(#head-{shape})")
 
 
+def _shown(operation: str, where: str) -> tuple[str, str]:
+    """Returns what a box shows of a call: the operation without arguments, the line without a folder."""
+    return operation.split(" ", maxsplit=1)[0], where.rsplit("/", 1)[-1]
+
+
 def _lines(edges: list[Edge]) -> list[str]:
     """Returns in which operation the ranks of a box wait, and where it was called."""
     if not edges:
@@ -187,9 +196,9 @@ def _lines(edges: list[Edge]) -> list[str]:
     calls = {(edge.operation, edge.seq_num, edge.where) for edge in edges}
     number = f" #{first.seq_num}" if first.seq_num >= 0 else ""
     of = groups[0] if len(groups) == 1 or len(calls) > 1 else f"{len(groups)} communicators"
-    where = first.where.rsplit("/", 1)[-1]
+    operation, where = _shown(first.operation, first.where)
     more = f"and {len(calls) - 1} more operation{'s' * (len(calls) > 2)}"
-    return [f"{first.operation.split(' ')[0]}{number} of {of}", more if len(calls) > 1 else where]
+    return [f"{operation}{number} of {of}", more if len(calls) > 1 else where]
 
 
 def _draw_box(box: _Box, culprit: bool) -> Html:
