@@ -215,11 +215,28 @@ def test_ranks_that_wait_at_other_lines_have_other_boxes():
     assert texts[6:] == ["rank 4, culprit", "waits for no rank"]
 
 
+def test_the_page_says_how_many_culprits_of_many_ranks_it_draws():
+    job = job_of(128, training(5))
+    job.live = True
+    for rank in range(60):
+        job.replace_call(rank, len(job.programs[rank]) - 2, Action("leave"))
+    table = job.run().table()
+    report = analyze(table)
+    assert report.main.culprits == list(range(60))
+    page = html.page(report, table)
+    drawn = sum(one["tone"] == "bad" for one in data_of(page)["ranks"])
+    assert 16 <= drawn < 60
+    said = f"64 of 128 ranks are drawn: {drawn} of the 60 culprits, and a sample of the others."
+    assert said in Elements(page).text
+    report.main.culprits = []
+    assert "64 of 128 ranks are drawn, a sample." in Elements(html.page(report, table)).text
+
+
 def test_thousands_of_ranks_are_sampled_and_the_page_says_so():
     table = missing_rank(3000, guilty=1717, operations=3)
     report = analyze(table, stuck_after=0)
     page = html.page(report, table)
-    assert "64 of 3,000 ranks are drawn" in Elements(page).text
+    assert "64 of 3,000 ranks are drawn: the culprit, and a sample of the others." in Elements(page).text
     data = data_of(page)
     ranks = [r["rank"] for r in data["ranks"]]
     assert len(ranks) == timeline_data.MOST_RANKS

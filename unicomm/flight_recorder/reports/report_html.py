@@ -313,6 +313,16 @@ def _input(report: Report) -> str:
 # --- the timeline -------------------------------------------------------------------------------------
 
 
+def _of_culprits(report: Report, ranks: list[int]) -> str:
+    """Returns which ranks are drawn if not all are: how many of the culprits, and a sample."""
+    culprits = _culprits(report)
+    if not culprits:
+        return ", a sample"
+    drawn, every = len(culprits.intersection(ranks)), len(culprits)
+    who = f"{drawn} of the {every:,} culprits" if drawn < every else f"all {every} culprits"
+    return f": {'the culprit' if drawn == every == 1 else who}, and a sample of the others"
+
+
 def _timeline_section(report: Report, table: Table) -> str:
     if not len(table):
         return ""
@@ -320,8 +330,8 @@ def _timeline_section(report: Report, table: Table) -> str:
     notes = []
     if len(ranks) < len(table.ranks):
         notes.append(
-            f"{len(ranks)} of {len(table.ranks):,} ranks are drawn: those that the findings name, and an even"
-            " sample of the others. The verdict covers all ranks."
+            f"{len(ranks)} of {len(table.ranks):,} ranks are drawn{_of_culprits(report, ranks)}."
+            " The verdict covers all ranks."
         )
     most = most_per_rank(ranks)
     if any(source.end - source.begin > most for source in table.sources):

@@ -20,7 +20,7 @@ _STATES = {State.CREATED: "waits to start", State.STARTED: "in progress", State.
 
 
 def chosen_ranks(report: Report, table: Table) -> list[int]:
-    """Returns the ranks in the timeline: all, or those named by findings and an even sample of the rest."""
+    """Returns the ranks in the timeline: all, or the first of each finding and a sample of the rest."""
     every = [int(rank) for rank in table.ranks]
     if len(every) <= MOST_RANKS:
         return every
