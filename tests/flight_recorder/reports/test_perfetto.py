@@ -2,7 +2,9 @@
 
 import builtins
 import importlib
+import re
 import sys
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import torch
 from tests.flight_recorder.reports.test_html import missing_rank, table_of
 from tests.flight_recorder.rings import ALL_REDUCE, RECV, SEND
 from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.corpus.nccl_dump import nccl_table
+from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
 from unicomm.flight_recorder.table.tracks import side_by_side
 
 perfetto = pytest.importorskip(
@@ -115,6 +119,22 @@ def test_flows_join_a_send_and_its_receive(tmp_path):
     assert sends[2] == receives[2]
     assert len(set(sends)) == 3
     assert [s["peer"] for s in trace.of(0)] == [1, 1, 1]
+
+
+def test_flows_join_messages_of_dumps_that_number_those_of_all_pairs_together(tmp_path):
+    job = SimulatedJob(3, [[], [], []])
+    job.programs[0] = [Action("send", peer=peer, line=line) for line, peer in enumerate((1, 2, 1, 1))]
+    job.programs[1] = [Action("recv", peer=0, line=line) for line in (10, 12, 13)]
+    job.programs[2] = [Action("recv", peer=0, line=11), Action("barrier", group="alone", line=20)]
+    job.groups = {"alone": [2], **job.groups}
+    table = nccl_table(job.run())
+    assert not any(source.exact_p2p for source in table.sources)
+    _, trace = write(table, tmp_path)
+    lines = defaultdict(list)
+    for one in trace.slices:
+        [flow] = one["flows"]
+        lines[flow].append(int(re.search(r"train\.py:(\d+) ", one["called from"])[1]))
+    assert sorted(lines.values()) == [[0, 10], [1, 11], [2, 12], [3, 13], [20]]
 
 
 def test_queued_operations_get_tracks_beside_each_other(tmp_path):

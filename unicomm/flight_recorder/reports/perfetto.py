@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from unicomm.flight_recorder.analysis.matching import messages
 from unicomm.flight_recorder.analysis.verdict import Report
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.formats.perfetto_packets import (
@@ -50,15 +51,15 @@ def write(report: Report, table: Table, path: Path | str) -> Path:
 def flow_ids(table: Table, rows: Column) -> Column:
     """One number for the rows that belong together: a collective, or a send and its receive; 0 for others."""
     kind = table.calls.kind[table.call[rows]]
-    rank, peer = table.rank[rows].astype(np.int64), table.peer[rows].astype(np.int64)
-    source = np.where(kind == OpKind.RECV, peer, rank)
-    target = np.where(kind == OpKind.RECV, rank, peer)
-    collective = kind == OpKind.COLLECTIVE
-    source[collective] = target[collective] = -1
-    key = np.stack([table.group[rows].astype(np.int64), source, target, table.seq[rows]], axis=1)
+    collective = (kind == OpKind.COLLECTIVE) & (table.group[rows] >= 0)
+    key = np.stack([table.group[rows].astype(np.int64), table.seq[rows]], axis=1)[collective]
     _, ids = np.unique(key, axis=0, return_inverse=True)
-    good = (collective | (kind == OpKind.SEND) | (kind == OpKind.RECV)) & (table.group[rows] >= 0)
-    out: Column = np.where(good, ids.reshape(-1) + 1, 0)
+    found = messages(table)
+    paired = found.partner >= 0
+    pair = np.zeros(len(table), np.int64)
+    pair[found.rows[paired]] = 1 + np.minimum(found.rows, found.partner)[paired]
+    out: Column = pair[rows]
+    out[collective] = len(table) + 1 + ids.reshape(-1)
     return out
 
 
