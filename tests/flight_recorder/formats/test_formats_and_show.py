@@ -12,9 +12,10 @@ import unicomm
 from tests.commands import run
 from tests.flight_recorder.rings import RECV, SEND, write_ring
 from tests.old_torch import not_with_old_torch
+from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
 from unicomm.flight_recorder.formats import torch_dump as formats
 from unicomm.flight_recorder.reports import rings_text as show
-from unicomm.flight_recorder.ring.reader import read_folder, read_ring
+from unicomm.flight_recorder.ring.reader import Ring, read_folder, read_ring
 from unicomm.hooks import FlightRecorderHook
 from unicomm.testing import run_ranks
 
@@ -172,6 +173,23 @@ def test_table_tells_ranks_apart_that_called_different_things(tmp_path):
     text = text_of(show.render(read_folder(tmp_path)[0]))
     assert "0: broadcast" in text
     assert "1: all_reduce" in text
+
+
+def test_overwritten_messages_are_not_called_absent():
+    job = SimulatedJob(4, [[] for _ in range(4)], capacity=4)
+    job.programs[0] = [Action("send", peer=peer) for peer in (1, 3, 2, 2, 2, 2, 3)]
+    job.programs[1] = [Action("recv", peer=0)]
+    job.programs[2] = [Action("recv", peer=0) for _ in range(5)]
+    job.programs[3] = [Action("recv", peer=0) for _ in range(3)]
+    rings = [Ring(job.run().ring(rank)) for rank in range(4)]
+    text = text_of(show.render(rings))
+    rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if "→" in line]
+    cells = {row[0]: row[3] for row in rows}  # of rank 0
+    assert len(cells) == 1 + 4 + 3
+    assert cells["0→1 1"] == "overwritten or absent"  # its ring has no message of this pair
+    assert cells["0→3 1"] == "overwritten"
+    assert cells["0→2 5"] == cells["0→3 3"] == "not recorded"
+    assert all(cells[number].startswith("✓") for number in ("0→2 2", "0→2 3", "0→2 4", "0→3 2"))
 
 
 def test_raw_and_json(tmp_path):

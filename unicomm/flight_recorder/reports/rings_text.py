@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,17 @@ class RecordedCommunicator:
     name: str
     rings: dict[int, tuple[Ring, Comm]] = field(default_factory=dict)  # by rank of the communicator
     operations: list[RecordedOperation] = field(default_factory=list)
+
+    @cached_property
+    def first_messages(self) -> dict[tuple[Any, ...], int]:
+        """The number of the first message that a rank's ring still has, by (rank, sender, receiver)."""
+        out: dict[tuple[Any, ...], int] = {}
+        for operation in self.operations:
+            if operation.key[0] == "p2p":
+                for rank in operation.records:
+                    channel = (rank, *operation.key[1:3])
+                    out[channel] = min(out.get(channel, operation.key[-1]), operation.key[-1])
+        return out
 
 
 def gather(rings: Iterable[Ring]) -> list[RecordedCommunicator]:
@@ -222,6 +234,12 @@ def _missing(whole: RecordedCommunicator, rank: int, operation: RecordedOperatio
     ring, comm = whole.rings[rank]
     if operation.key[0] == "collective" and operation.key[-1] <= comm.coll_created:
         return ("", "overwritten")
+    if operation.key[0] == "p2p" and ring.wrapped:
+        first = whole.first_messages.get((rank, *operation.key[1:3]))
+        if first is None:
+            return ("", "overwritten or absent")
+        if operation.key[-1] < first:
+            return ("", "overwritten")
     return ("absent", "absent") if ring.process_state != "elsewhere" else ("absent", "not recorded")
 
 
