@@ -118,7 +118,7 @@ def test_one_screen_names_the_cure(capsys, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    lines = one_screen(capsys, monkeypatch)
+    lines = one_screen(capsys, monkeypatch, code=1)
     assert line_with(lines, "shm").startswith("no  ")
     assert "Operation not permitted -> " in line_with(lines, "shm")
     assert "-> set MASTER_ADDR" in line_with(lines, "store")
@@ -218,6 +218,36 @@ def test_a_launcher_that_contradicts_itself(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "4"}, "the ranks cannot meet."),
+        ({"TORCHCOMM_RANK": "5"}, "TORCHCOMM_RANK is set, but TORCHCOMM_SIZE is not."),
+    ],
+)
+def test_a_job_that_cannot_run_is_told_and_fails(monkeypatch, capsys, variables, reason):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for verbose in (False, True):
+        assert doctor.run(False, verbose) == 1
+        said = capsys.readouterr().out
+        assert f"This job cannot run: {reason}" in said
+    assert doctor.run(True) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"]
+    assert backend(report, "shm")["status"] == "works"
+    assert report["verdict"].endswith(reason)
+
+
+def test_a_recorder_without_a_folder_is_told_and_fails_nothing(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("UNICOMM_TRACE_DIR", str(tmp_path / "file"))
+    assert doctor.run(False) == 0
+    assert "unicomm works here, but not its recorder." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("variables", "store"),
     [
         ({}, "file"),
@@ -227,6 +257,7 @@ def test_a_launcher_that_contradicts_itself(monkeypatch):
             "hosted by the launcher",
         ),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "none: the ranks cannot meet"),
+        ({"MASTER_ADDR": "node7"}, "none: the ranks cannot meet"),
     ],
 )
 def test_launcher_and_store(monkeypatch, variables, store):
@@ -240,6 +271,12 @@ def test_launcher_and_store(monkeypatch, variables, store):
     assert where.detail.startswith("rank 1 of 4")
     assert store in found.detail
     assert found.ok is (False if store.startswith("none") else None)
+
+
+def test_ranks_without_a_launcher_have_no_file_as_store(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert finding([vars(one) for one in doctor._environment()], "store")["ok"] is False
 
 
 def test_variables_are_shown_but_not_secrets(monkeypatch):

@@ -37,8 +37,9 @@ def doctor(
         unicomm run --nnodes 2 --nproc-per-node 1 ... -m unicomm doctor --network
         unicomm doctor --network node2 node3:29400
 
-    Exit code 0: the core and at least one backend work, or nothing is off about the network; 1: not so;
-    2: the options contradict each other, or the job cannot be measured.
+    Exit code 0: the core and at least one backend work, and the ranks of the launcher, if there is one, can
+    meet; with --network, nothing is off. 1: not so. 2: the options contradict each other, or the job cannot
+    be measured.
     """
     if hosts and not network:
         raise typer.BadParameter("hosts are for --network", param_hint="HOST")

@@ -45,6 +45,7 @@ SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PE
 HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES OMP_NUM_THREADS LD_LIBRARY_PATH XDG_RUNTIME_DIR TMPDIR
 """
 _RING_ROOM = 2 << 20  # bytes; a ring of the default size needs about 1.1 MB
+_NO_STORE = "none: "
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
 
@@ -64,7 +65,11 @@ def run(as_json: bool, verbose: bool = False) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Runs all checks and returns the report as plain data. `ok`: the core and shm or gloo work."""
+    """Runs all checks and returns the report as plain data.
+
+    `ok`: the core and shm, tcp or gloo work, and the launcher, if there is one, has set up its job. Without
+    rings unicomm works, so the recorder does not count. `verdict`: the same as a sentence.
+    """
     core = _core()
     ran = verified.load()
     # Before the self-tests, in which this process writes a ring of its own.
@@ -75,17 +80,33 @@ def collect() -> dict[str, Any]:
             f"{row.where}, {row.when}: {row.what}" for row in ran.on_hardware if row.backend == backend.name
         ]
     works = {backend.name for backend in backends if backend.status == WORKS}
+    usable = all(finding.ok is not False for finding in core) and bool(works & {"shm", "tcp", "gloo"})
+    environment = _environment()
+    wrong = [finding for finding in environment if finding.ok is False]
     return {
-        "ok": all(finding.ok is not False for finding in core) and bool(works & {"shm", "tcp", "gloo"}),
+        "ok": usable and not wrong,
+        "verdict": _verdict(usable, wrong, recorder),
         "versions": _versions(),
         "core": [asdict(finding) for finding in core],
         "recorder": asdict(recorder),
-        "environment": [asdict(finding) for finding in _environment()],
+        "environment": [asdict(finding) for finding in environment],
         "variables": _variables(),
         "backends": [asdict(backend) for backend in backends],
         "extras": [asdict(finding) for finding in _extras()],
         "never_verified": ran.never,
     }
+
+
+def _verdict(usable: bool, wrong: list[Finding], recorder: Finding) -> str:
+    """Returns whether unicomm works here, in a sentence that fits a line; `wrong`: of the launcher's job."""
+    if not usable:
+        return "unicomm cannot be used here yet: cure what is marked 'no'."
+    if wrong:
+        reason = wrong[0].detail.removeprefix(_NO_STORE)
+        return f"This job cannot run: {reason}."
+    if recorder.ok is False:
+        return "unicomm works here, but not its recorder."
+    return "unicomm works here."
 
 
 # --- the machine and the installation -----------------------------------------------------------------
@@ -181,7 +202,7 @@ def _symmetric() -> Finding:
 
 def _environment() -> list[Finding]:
     try:
-        from unicomm.comms.membership.environment import detect_environment
+        from unicomm.comms.membership.environment import LAUNCHERS, detect_environment
 
         found = detect_environment()
     except Exception as error:
@@ -191,16 +212,17 @@ def _environment() -> list[Finding]:
         place += f", {found.local_rank} of {found.local_size} on this host"
     findings = [Finding("launcher", True, found.source), Finding("place", None, place)]
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    has_daemons = any(row.hosts for row in LAUNCHERS if row.name == found.source)
     if found.size == 1:
         store = Finding("store", None, "not needed for one rank")
     elif address and port:
         host = "the launcher" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
         store = Finding("store", None, f"TCP at {address}:{port}, hosted by {host}")
-    elif found.local_size == found.size:
+    elif not address and not port and found.local_size == found.size and has_daemons:
         store = Finding("store", None, "a file, because all ranks are on this host")
     else:
         cure = "set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, or pass store="
-        store = Finding("store", False, "none: the ranks cannot meet", cure)
+        store = Finding("store", False, f"{_NO_STORE}the ranks cannot meet", cure)
     return [*findings, store]
 
 
@@ -301,10 +323,7 @@ def _show(report: dict[str, Any], console: Console) -> None:
         _add(optional, finding)
     console.print(optional)
     console.print(f"Never run on hardware: {', '.join(report['never_verified'])}.", highlight=False)
-    verdict = (
-        "[green]unicomm works.[/]" if report["ok"] else "[red]unicomm cannot be used here yet; see above.[/]"
-    )
-    console.print(verdict)
+    console.print(f"[{'green' if report['ok'] else 'red'}]{_shown(report['verdict'])}[/]")
 
 
 def _shown(text: str) -> str:

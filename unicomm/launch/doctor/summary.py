@@ -48,11 +48,7 @@ def summary(report: Mapping[str, Any]) -> RenderableType:
         if cure:
             said.append(f"{' ' if text else ''}-> {printable(cure)}", "yellow" if ok is False else "")
         grid.add_row(Text(mark, style), Text(printable(what), "bold"), said)
-    verdict = (
-        Text("unicomm works here.", "green")
-        if report["ok"]
-        else Text("unicomm cannot be used here yet: cure what is marked 'no'.", "red")
-    )
+    verdict = Text(printable(report["verdict"]), "green" if report["ok"] else "red")
     verdict.append(" All checks: unicomm doctor --verbose", "dim")
     system = f"Python {versions['python']}, {versions['kernel']}"
     return Group(Text(f"{head}, {system}", "bold"), grid, verdict)
