@@ -1,5 +1,6 @@
 """Places in a ring: which records are kept, and to which communicator they belong."""
 
+import os
 import threading
 
 import numpy as np
@@ -116,3 +117,15 @@ def test_no_torn_record_is_read(tmp_path):
         done.set()
         thread.join()
     assert read > 0
+
+
+def test_a_forked_child_has_a_thread_of_its_own():
+    def thread_of(recorder):
+        recorder.begin(recorder.add_comm("c", "shm", "u", "0", 0, 1), ALL_REDUCE, 1, 1, [], [])
+        return int(read_ring(recorder.snapshot()).records["tid"][0])
+
+    assert thread_of(_core.Recorder("", META, 0, 1, 16)) == threading.get_native_id()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if thread_of(_core.Recorder("", META, 0, 1, 16)) == os.getpid() else 1)
+    assert os.waitpid(child, 0)[1] == 0
