@@ -397,3 +397,20 @@ def test_ends_under_load(fork_server, tmp_path, name):
                 fork_server, tmp_path / str(number), CASES[name], random.Random(f"{name} {number}")
             )
             assert result.problems == []
+
+
+@pytest.mark.timeout(300)
+def test_nobody_reads_what_the_launcher_says(tmp_path):
+    """The reader of its stderr has gone, as with `| head`: the job runs on, and ends as it would."""
+    file = tmp_path / "verdict.json"
+    command = [sys.executable, "-m", "unicomm", "run", "--nproc-per-node=2", "--max-restarts=1"]
+    command += [f"--verdict-file={file}", LAUNCHED, tmp_path, "raise"]
+    env = clean_environment() | {"UNICOMM_TRACE_DIR": str(tmp_path / "rings")}
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=writer, stderr=writer, check=False)
+    os.close(writer)
+    assert done.returncode == 1
+    said = json.loads(file.read_text())
+    assert (said["ended"], said["exit_code"], said["attempts"]) == ("rank-failed", 1, 2)
+    assert "Both ranks ended with exit code 1" in said["report"]["findings"][0]["sentence"]

@@ -32,6 +32,8 @@ class SideProcess:
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
+                # The folder of the job may have modules with the names of those that this process imports.
+                env=os.environ | {"PYTHONSAFEPATH": "1"},
                 pass_fds=keep,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

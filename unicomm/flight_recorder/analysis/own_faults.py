@@ -351,7 +351,11 @@ def _steps(fault: _Fault, who: str) -> list[str]:
                 f"the log of {who} has its traceback",
             ]
         case Verdict.EXITED:
-            return [f"look at why {who} exits" + (f" at {where}" if where else ""), f"read the log of {who}"]
+            exits = "exit" if len(fault.ranks) > 1 else "exits"
+            return [
+                f"look at why {who} {exits}" + (f" at {where}" if where else ""),
+                f"read the log of {who}",
+            ]
         case Verdict.CRASHED:
             return [
                 f"look at the native code that {where or 'the rank'} calls",

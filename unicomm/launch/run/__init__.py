@@ -10,5 +10,6 @@ stop_signals.py  signals that tell the launcher to stop
 outcome.py       how the job ended, and the exit code
 summary.py       the verdict that is printed when ranks have failed
 verdict_file.py  the verdict as JSON
+lasting_stderr.py  stderr whose reader may go before the job ends
 time_limit.py    a time limit for the verdict
 """

@@ -42,6 +42,7 @@ from . import job_folder, summary, verdict_file
 from .agent import our_agent, stopped
 from .introduction import HubSettings
 from .job import Evidence, Job
+from .lasting_stderr import lasting_stderr
 from .outcome import UNUSABLE, Ended, Outcome, outcome, stopped_outcome
 from .stop_signals import Reacting, StopSignals
 from .time_limit import time_limit
@@ -177,6 +178,11 @@ def main(arguments: Sequence[str], stop: StopSignals | None = None) -> int:
 
     `stop` has the signals that have come so far. Without it signals are heeded from the start of the ranks.
     """
+    with lasting_stderr():
+        return _main(arguments, stop)
+
+
+def _main(arguments: Sequence[str], stop: StopSignals | None) -> int:
     started = time.time()
     stop = stop or StopSignals()
     options = parser().parse_args(arguments)
