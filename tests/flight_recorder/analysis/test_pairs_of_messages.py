@@ -1,4 +1,4 @@
-"""Messages of a rank that also receives from any rank."""
+"""Messages that order alone does not pair: receives from any rank, and tags."""
 
 import torch
 
@@ -9,8 +9,6 @@ from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.ring.reader import P2P, RECEIVE
 from unicomm.flight_recorder.table.load import load
 
-TENSOR = [torch.ones(2)]
-
 
 class Rank:
     """The ring of one of two ranks."""
@@ -20,14 +18,15 @@ class Rank:
         self.comm = self.ring.add_comm("c", "shm", "u", "0-1", rank, 2)
         self.other = 1 - rank
 
-    def sends(self, seq, over=True):
-        return self._begin(SEND, seq, self.other, P2P, over)
+    def sends(self, seq, over=True, size=2):
+        return self._begin(SEND, seq, self.other, P2P, over, size)
 
-    def receives(self, seq, over=True, peer=None):
-        return self._begin(RECV, seq, self.other if peer is None else peer, P2P | RECEIVE, over)
+    def receives(self, seq, over=True, peer=None, size=2):
+        return self._begin(RECV, seq, self.other if peer is None else peer, P2P | RECEIVE, over, size)
 
-    def _begin(self, op, seq, peer, flags, over):
-        record = self.ring.begin(self.comm, op, seq, seq, TENSOR, TENSOR, 0, peer, flags)
+    def _begin(self, op, seq, peer, flags, over, size):
+        tensors = [torch.ones(size)]
+        record = self.ring.begin(self.comm, op, seq, seq, tensors, tensors, 0, peer, flags)
         if over:
             self.ring.finish(record)
 
@@ -55,3 +54,16 @@ def test_unfinished_messages_are_pairs(tmp_path):
     main = analyze(load([tmp_path]), stuck_after=0).main
     assert main.verdict is Verdict.NEVER_FINISHED
     assert sorted({*main.culprits, *main.victims}) == [0, 1]
+
+
+def test_sizes_in_another_order_are_told_apart_by_tags(tmp_path):
+    """Records have no tags. A message that does not fit its receive fails; these have completed."""
+    taker, sender = Rank(tmp_path, 0), Rank(tmp_path, 1)
+    for seq, (size, other) in enumerate(((8, 4), (4, 8)), 1):
+        sender.sends(seq, size=size)
+        taker.receives(seq, size=other)
+    assert analyze(load([tmp_path]), stuck_after=0).main.verdict is Verdict.GOOD
+    sender.sends(3, size=8)
+    taker.receives(3, size=4)
+    main = analyze(load([tmp_path]), stuck_after=0).main
+    assert main.verdict is Verdict.P2P_SIZE_MISMATCH
