@@ -31,6 +31,14 @@ def test_a_program_for_gpus(built, start, backend, ranks):
     assert job.end() == [0] * ranks
 
 
+@pytest.mark.parametrize("what", ["again"])
+def test_ranks_that_differ(built, start, what):
+    """No rows on one rank, an error on one rank, other groups: see the program's check of that name."""
+    job = start("torch_symmetric.py", 3, what, "gloo")
+    job.next("over", 60)
+    assert job.end() == [0] * 3
+
+
 def test_a_rank_that_is_late_and_then_dies(built, start):
     job = start("torch_symmetric.py", 2, "wait", "gloo")
     assert "rank 1 did not signal within 100 ms" in job[0].next("late")["text"]

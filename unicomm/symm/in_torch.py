@@ -6,8 +6,10 @@ The allocator and most kernels are C++ (torch_unit/), compiled against the insta
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -28,6 +30,11 @@ _POSTED = b"+"  # before each message, which may be empty, and an empty value is
 
 _lock = threading.Lock()
 _registered: list[Any] = []  # torch drops a library of kernels that nothing references
+_next_number = itertools.count(1)
+_numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_workspace_numbers: dict[
+    str, int
+] = {}  # by group name: the number of the group that a workspace was made for
 
 
 def use_in_torch() -> list[str]:
@@ -45,7 +52,7 @@ def use_in_torch() -> list[str]:
         if _registered:
             return list(_registered[0])
         unit = load_unit()
-        names: list[str] = unit.install(list(NAMES), _exchange)
+        names: list[str] = unit.install(list(NAMES), _exchange, _number_of)
         if not torch.accelerator.is_available():  # torch's own function needs a GPU
             compat.replace_symmetric_workspace(_workspace)
         _registered.extend((names, register(unit)))
@@ -54,11 +61,27 @@ def use_in_torch() -> list[str]:
 
 def _workspace(group_name: str, min_size: int) -> Any:
     """`get_symm_mem_workspace` in CPU memory: one workspace a group, which grows on all ranks alike."""
-    kept = compat.symmetric_workspaces()
-    tensor = kept.get(group_name)
+    kept, number = compat.symmetric_workspaces(), _number_of(group_name)
+    tensor = kept.get(group_name) if _workspace_numbers.get(group_name) == number else None
     if tensor is None or tensor.nbytes < min_size:
+        _workspace_numbers[group_name] = number
         tensor = kept[group_name] = compat.empty_symmetric(min_size, group_name)
     return compat.rendezvous_symmetric(tensor)
+
+
+def _number_of(name: str) -> int:
+    """Returns a number of the process group that now has this name, or 0 if none has it.
+
+    After `destroy_process_group` another group may have the name, with other ranks. It has another number.
+    """
+    try:
+        group = compat.group_of_name(name)
+    except RuntimeError:
+        return 0
+    with _lock:
+        if group not in _numbers:
+            _numbers[group] = next(_next_number)
+        return _numbers[group]
 
 
 def _exchange(name: str, message: bytes) -> tuple[int, list[bytes], list[int]]:

@@ -3,6 +3,7 @@
 all    every operation, in the world and in a part of it, compared with what each rank's numbers say
 wait   rank 0 waits for signals of rank 1, which never come; first with a timeout
 alone  rank 0 meets nobody
+again  a second job's group, which has the name of the first one and other ranks
 """
 
 import gc
@@ -269,6 +270,33 @@ def check_errors(me, group):
         symm_mem.rendezvous(odd, group)
 
 
+def check_second_job(me, n, group):
+    """Memory that outlives its group meets in the next one, where the ranks stand in reverse."""
+    x, _ = made(torch.full((2,), float(me)), group)
+    if not torch.accelerator.is_available():
+        symm_mem.get_symm_mem_workspace(group, 64)
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if me == n - 1 else None
+    port = [server.port if server else 0]
+    dist.broadcast_object_list(port, src=n - 1)
+    store = server or dist.TCPStore("127.0.0.1", port[0])
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match="has met in 0 groups"):
+        ops.nvshmem_put(x, 0)
+    me = n - 1 - me
+    dist.init_process_group("gloo", store=store, rank=me, world_size=n)
+    assert dist.group.WORLD.group_name == group
+    with pytest.raises(RuntimeError, match="has met in 0 groups"):
+        ops.nvshmem_put(x, 0)
+    x.fill_(me)
+    assert ops.nvshmem_broadcast(x, n - 1, group).tolist() == [n - 1] * 2
+    assert symm_mem.rendezvous(x, group).rank == me
+    ops.nvshmem_get(x[:1], n - 1)
+    if not torch.accelerator.is_available():
+        handle = symm_mem.get_symm_mem_workspace(group, 16)
+        assert (handle.rank, handle.buffer_size) == (me, 16)
+    symm_mem.rendezvous(x, group).barrier()  # the last rendezvous needs the store of a process that may leave
+
+
 rank, size = dist.get_rank(), dist.get_world_size()
 world = dist.group.WORLD.group_name
 if HOW == "all":
@@ -299,6 +327,9 @@ if HOW == "all":
     gc.collect()
     held = [line for line in Path("/proc/self/maps").read_text().splitlines() if "torch-symmetric" in line]
     say("left", mappings=len(held))
+elif HOW == "again":
+    check_second_job(rank, size, world)
+    say("over")
 elif HOW == "alone":
     if rank == 0:
         dist.distributed_c10d._get_process_group_store(dist.group.WORLD).set_timeout(timedelta(seconds=1))

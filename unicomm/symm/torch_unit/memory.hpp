@@ -15,11 +15,27 @@
 
 namespace unicomm_torch {
 
-// The Python function exchange(group, bytes) -> (rank, bytes of all ranks, their ranks in the job).
-inline py::object& exchange_function() {
-    static auto* function = new py::object();  // outlives the interpreter
-    return *function;
+// What this unit asks of Python.
+struct Hooks {
+    py::object exchange;   // (group, bytes) -> rank, bytes of all ranks, their ranks in the job
+    py::object number_of;  // (group) -> number of the group that now has this name; 0 if none has it
+};
+
+inline Hooks& hooks() {
+    static auto* all = new Hooks();  // outlives the interpreter
+    return *all;
 }
+
+inline int64_t number_of(const std::string& group) {
+    py::gil_scoped_acquire gil;
+    return hooks().number_of(group).cast<int64_t>();
+}
+
+// A rendezvous that was held: with which group, as a later group may have the same name.
+struct Meeting {
+    int64_t number;
+    Handles handle;
+};
 
 // What a rank publishes about its allocation.
 struct Offer {
@@ -33,7 +49,7 @@ struct Allocation {
     size_t bytes = 0, pad_bytes = 0;
     uint64_t inode = 0;
     std::optional<std::string> group;
-    std::map<std::string, Handles> handles;
+    std::map<std::string, Meeting> met;  // by the name of the group
     size_t slots = 0;
 
     char* slot(size_t number) const {
@@ -92,33 +108,40 @@ class Memory {
         if (!own) return {};
         TORCH_CHECK(group || own->group, "rendezvous needs a group: pass one, or allocate with one");
         const std::string& name = group ? *group : *own->group;
+        int64_t number = number_of(name);
         {
             std::lock_guard lock(mutex_);
-            auto known = own->handles.find(name);
-            if (known != own->handles.end()) return known->second;
+            auto known = own->met.find(name);
+            if (known != own->met.end() && known->second.number == number) return known->second.handle;
         }
-        Handles made = connect(*own, name);
+        Meeting made{number, connect(*own, name)};
         std::lock_guard lock(mutex_);
-        return own->handles[name] = made;
+        std::swap(own->met[name], made);  // an older one is released without the lock
+        return own->met[name].handle;
     }
 
     // For operations that name no group: the group of the job, or the only one.
     Handles any(const at::Tensor& tensor) {
         auto own = find(tensor.storage().mutable_data());
         TORCH_CHECK(own, "the tensor is not from symm_mem.empty(), or another storage than it had");
-        std::lock_guard lock(mutex_);
-        auto job = own->handles.find("0");
-        if (job != own->handles.end()) return job->second;
-        TORCH_CHECK(own->handles.size() == 1, "the tensor has met in ", own->handles.size(),
+        std::map<std::string, Meeting> met;
+        {
+            std::lock_guard lock(mutex_);
+            met = own->met;
+        }
+        std::erase_if(met, [](auto& known) { return known.second.number != number_of(known.first); });
+        auto job = met.find("0");
+        if (job != met.end()) return job->second.handle;
+        TORCH_CHECK(met.size() == 1, "the tensor has met in ", met.size(),
                     " groups: call symm_mem.rendezvous(tensor, group) once, first");
-        return own->handles.begin()->second;
+        return met.begin()->second.handle;
     }
 
   private:
     static std::vector<std::string> exchange(const std::string& group, const std::string& said, int& rank,
                                              std::vector<int>& globals) {
         py::gil_scoped_acquire gil;
-        py::tuple answer = exchange_function()(group, py::bytes(said));
+        py::tuple answer = hooks().exchange(group, py::bytes(said));
         rank = answer[0].cast<int>();
         globals = answer[2].cast<std::vector<int>>();
         return answer[1].cast<std::vector<std::string>>();

@@ -124,8 +124,9 @@ void register_kernels() {
 
 // To be called once per process. The first name becomes the default of CPU tensors. Names for which this
 // torch already has a backend are left out.
-std::vector<std::string> install(const std::vector<std::string>& names, py::object exchange) {
-    exchange_function() = std::move(exchange);
+std::vector<std::string> install(const std::vector<std::string>& names, py::object exchange,
+                                 py::object number_of) {
+    hooks() = {std::move(exchange), std::move(number_of)};
     register_kernels();
     std::vector<std::string> taken;
     for (auto& name : names) {
