@@ -4,6 +4,7 @@ all    every operation, in the world and in a part of it, compared with what eac
 wait   rank 0 waits for signals of rank 1, which never come; first with a timeout
 alone  rank 0 meets nobody
 again  a second job's group, which has the name of the first one and other ranks
+rows: one check of CHECKS, in the world
 """
 
 import gc
@@ -270,6 +271,31 @@ def check_errors(me, group):
         symm_mem.rendezvous(odd, group)
 
 
+def check_no_rows(me, n, group):
+    """Rank 1 sends nothing and has an input without rows, but receives like the others."""
+    rows, _ = made(torch.arange(3.0 * n).view(n, 3) + 100 * me, group)
+    x = rows[: 0 if me == 1 else n]
+    sent = torch.full((n,), int(me != 1))
+    splits, _ = made(sent, group)
+    places, _ = made(torch.stack([sent, torch.arange(n)]), group)
+    out, there = torch.empty(n, 3), torch.empty(2, n, dtype=torch.int64)
+    wanted = torch.stack([torch.arange(3.0) + 3 * me + 100 * p for p in range(n) if p != 1])
+    for call in (
+        lambda: ops.all_to_all_vdev(x, out, splits, there, group),
+        lambda: ops.all_to_all_vdev_2d(x, out, splits, there, group, 1),
+        lambda: ops.all_to_all_vdev_2d_offset(x, out, places, there, group),
+    ):
+        out.fill_(FILL)
+        call()
+        assert torch.equal(out[:-1], wanted)
+        assert (out[-1] == FILL).all()
+
+
+CHECKS = {
+    "rows": check_no_rows,
+}
+
+
 def check_second_job(me, n, group):
     """Memory that outlives its group meets in the next one, where the ranks stand in reverse."""
     x, _ = made(torch.full((2,), float(me)), group)
@@ -327,6 +353,9 @@ if HOW == "all":
     gc.collect()
     held = [line for line in Path("/proc/self/maps").read_text().splitlines() if "torch-symmetric" in line]
     say("left", mappings=len(held))
+elif HOW in CHECKS:
+    CHECKS[HOW](rank, size, world)
+    say("over")
 elif HOW == "again":
     check_second_job(rank, size, world)
     say("over")

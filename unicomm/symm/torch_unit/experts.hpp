@@ -68,10 +68,10 @@ class Rows {
     }
 
     void finish() {
-        size_t row = size_t(input_.numel() / std::max<int64_t>(input_.size(0), 1)) * input_.itemsize();
+        size_t row = size_t(c10::multiply_integers(input_.sizes().slice(1))) * input_.itemsize();
         auto* out = static_cast<char*>(out_.mutable_data_ptr());
         for (auto& m : moves_) {
-            auto* in = static_cast<const char*>(of_rank(handle_, input_, m.from).const_data_ptr());
+            const char* in = address_of(handle_, input_, m.from);  // a tensor of no rows has no address
             std::memcpy(out + size_t(m.to) * row, in + size_t(m.source) * row, size_t(m.rows) * row);
         }
         handle_->meet();

@@ -17,11 +17,16 @@ inline Handles handle_of(const Tensor& tensor, const std::string& group, const c
     return handle;
 }
 
+// Returns where the tensor of `rank` at the same place begins.
+inline char* address_of(const Handles& handle, const Tensor& like, int64_t rank) {
+    handle->check_rank(rank);
+    return static_cast<char*>(handle->get_buffer_ptrs()[size_t(rank)]) +
+           like.storage_offset() * like.itemsize();
+}
+
 // Returns the tensor of `rank` at the same place.
-inline Tensor of_rank(const Handles& handle, const Tensor& like, int rank) {
-    char* at =
-        static_cast<char*>(handle->get_buffer_ptrs()[size_t(rank)]) + like.storage_offset() * like.itemsize();
-    return at::from_blob(at, like.sizes(), like.strides(), like.options());
+inline Tensor of_rank(const Handles& handle, const Tensor& like, int64_t rank) {
+    return at::from_blob(address_of(handle, like, rank), like.sizes(), like.strides(), like.options());
 }
 
 inline void check_sum(const std::string& op) {
