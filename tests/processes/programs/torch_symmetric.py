@@ -4,7 +4,7 @@ all    every operation, in the world and in a part of it, compared with what eac
 wait   rank 0 waits for signals of rank 1, which never come; first with a timeout
 alone  rank 0 meets nobody
 again  a second job's group, which has the name of the first one and other ranks
-rows: one check of CHECKS, in the world
+rows, pads: one check of CHECKS, in the world
 """
 
 import gc
@@ -291,8 +291,29 @@ def check_no_rows(me, n, group):
         assert (out[-1] == FILL).all()
 
 
+def check_pads(me, n, group):
+    """A tensor and a pad that have met in other groups, where a number means two ranks."""
+    part = dist.new_group(list(range(1, n)))
+    x, handle = made(torch.full((4,), float(me)), group)
+    if me:
+        pad, _ = made(torch.zeros(1, dtype=torch.int64), part.group_name)
+        for peer in (n - 1, 1, -1, 2**32):  # the pad has no rank n - 1
+            with pytest.raises(RuntimeError, match="group of ranks"):
+                ops.nvshmem_put_with_signal(x, pad, 7, peer)
+    both, pads = made(torch.zeros(1, dtype=torch.int64), group)
+    for peer in (n, -1, 2**32):
+        with pytest.raises(RuntimeError, match=f"rank {peer} of a group of {n}"):
+            ops.nvshmem_put_with_signal(x, both, 7, peer)
+    handle.barrier()
+    assert (x == me).all()
+    assert not both.any()
+    assert not me or not pad.any()
+    pads.barrier()
+
+
 CHECKS = {
     "rows": check_no_rows,
+    "pads": check_pads,
 }
 
 

@@ -31,15 +31,11 @@ inline Tensor stream_write_value32_(Tensor input, int64_t offset, int64_t value)
 // met.
 
 inline void put(Tensor tensor, int64_t peer) {
-    auto handle = Memory::one().any(tensor);
-    handle->check_rank(peer);
-    of_rank(handle, tensor, int(peer)).copy_(tensor);
+    of_rank(Memory::one().any(tensor), tensor, peer).copy_(tensor);
 }
 
 inline void get(Tensor tensor, int64_t peer) {
-    auto handle = Memory::one().any(tensor);
-    handle->check_rank(peer);
-    tensor.copy_(of_rank(handle, tensor, int(peer)));
+    tensor.copy_(of_rank(Memory::one().any(tensor), tensor, peer));
 }
 
 inline uint64_t* signal_word(const Tensor& pad) {
@@ -48,9 +44,14 @@ inline uint64_t* signal_word(const Tensor& pad) {
 }
 
 inline void put_with_signal(Tensor tensor, Tensor pad, int64_t signal, int64_t peer) {
-    signal_word(pad);
+    auto pads = Memory::one().any(pad);
+    auto &ranks = Memory::one().any(tensor)->get_rank_to_global_rank(),
+         &pad_ranks = pads->get_rank_to_global_rank();
+    TORCH_CHECK(ranks == pad_ranks, "the tensor has met in a group of ranks ", c10::ArrayRef<int>(ranks),
+                ", sigpad in one of ranks ", c10::ArrayRef<int>(pad_ranks), ": rank ", peer,
+                " has to be the same rank in both");
+    uint64_t* word = signal_word(of_rank(pads, pad, peer));
     put(tensor, peer);
-    uint64_t* word = signal_word(of_rank(Memory::one().any(pad), pad, int(peer)));
     std::atomic_ref<uint64_t>(*word).store(uint64_t(signal));
     wake(word);
 }
