@@ -4,7 +4,7 @@ all    every operation, in the world and in a part of it, compared with what eac
 wait   rank 0 waits for signals of rank 1, which never come; first with a timeout
 alone  rank 0 meets nobody
 again  a second job's group, which has the name of the first one and other ranks
-rows, pads: one check of CHECKS, in the world
+rows, tiles, pads, outs: one check of CHECKS, in the world
 """
 
 import gc
@@ -291,6 +291,14 @@ def check_no_rows(me, n, group):
         assert (out[-1] == FILL).all()
 
 
+def check_tiles_apart(me, n, group):
+    """Tiles in memory of their own, whose first rendezvous is the operation itself."""
+    tiles = [symm_mem.empty((2, 2), device="cpu").fill_(10 * i + me) for i in range(n)]
+    out = torch.zeros(2, 2)
+    ops.multi_root_tile_reduce(tiles, out, list(range(n)), group, "sum")
+    assert (out == n * 10 * me + sum(range(n))).all()
+
+
 def check_pads(me, n, group):
     """A tensor and a pad that have met in other groups, where a number means two ranks."""
     part = dist.new_group(list(range(1, n)))
@@ -311,9 +319,47 @@ def check_pads(me, n, group):
     pads.barrier()
 
 
+def check_outs(me, n, group):
+    """An error that rank 1 alone has is raised by all, and the next operation finds them in step."""
+    x, _ = made(torch.full((n, n), me + 1.0), group)
+    whole, _ = made(torch.zeros(n, n), group)
+    splits, _ = made(torch.ones(n, dtype=torch.int64), group)
+    packed = symm_mem.empty((2, 2), dtype=torch.float4_e2m1fn_x2, device="cpu")  # torch cannot sum it
+    there = torch.zeros(2, n, dtype=torch.int64)
+    out, row = torch.zeros(n, n), torch.zeros(1, n)
+    if me == 1:
+        out, row, whole = out[1:], row[:, 1:], whole[1:]
+    calls = [
+        lambda: ops.one_shot_all_reduce_out(x, "sum", group, out),
+        lambda: ops.two_shot_all_reduce_out(x, "sum", group, out),
+        lambda: ops.reduce_scatter_out(x, group, False, row),
+        lambda: ops.multimem_one_shot_reduce_out(x, "sum", 1, group, out),
+        lambda: ops.multimem_one_shot_reduce_out(packed, "sum", 1, group, torch.empty_like(packed)),
+        lambda: ops.multimem_all_gather_out(x[:1].contiguous(), group, whole),
+        lambda: ops.nvshmem_all_to_all(x, out, group),
+        lambda: ops.tile_reduce(x, out, 1, group, "sum"),
+        lambda: ops.all_to_all_vdev(x, row, splits, there, group),
+    ]
+    if hasattr(ops, "nccl_reduce_scatter_offset"):
+        calls.append(lambda: ops.nccl_reduce_scatter_offset(x, [row], group, 0, None, None, "sum"))
+    if hasattr(ops, "nccl_all_to_all_nd"):
+        calls.append(lambda: ops.nccl_all_to_all_nd(x, out, 1, 0, group))
+    for number, call in enumerate(calls):
+        text = "input|out|copy_kernel|tiles" if me == 1 else "rank 1 could not do its part"
+        with pytest.raises(RuntimeError, match=text):
+            call()
+        assert (x == me + 1).all()
+        x.fill_(number)
+        assert (ops.one_shot_all_reduce(x, "sum", group) == n * number).all()
+        x.fill_(me + 1)
+    assert not any(t.any() for t in (out, row, whole, there))
+
+
 CHECKS = {
     "rows": check_no_rows,
+    "tiles": check_tiles_apart,
     "pads": check_pads,
+    "outs": check_outs,
 }
 
 

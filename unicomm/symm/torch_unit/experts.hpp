@@ -8,7 +8,7 @@ namespace unicomm_torch {
 class Rows {
   public:
     Rows(const Tensor& input, const Tensor& out, const Tensor& splits, const Tensor& results,
-         const std::string& group)
+         const std::string& group, bool splits_fit)
         : input_(input),
           out_(out),
           splits_(splits),
@@ -17,20 +17,24 @@ class Rows {
           splits_handle_(handle_of(splits, group, "in_splits")),
           n(handle_->get_world_size()),
           me(handle_->get_rank()) {
-        TORCH_CHECK(
-            input.is_contiguous() && out.is_contiguous() && splits.is_contiguous() && results.is_contiguous(),
-            "all tensors have to be contiguous");
-        TORCH_CHECK(splits.scalar_type() == at::kLong && results.scalar_type() == at::kLong,
-                    "splits and offsets have to be int64");
-        TORCH_CHECK(input.dim() && input.dim() == out.dim() && input.scalar_type() == out.scalar_type() &&
-                        input.sizes().slice(1) == out.sizes().slice(1),
-                    "input ", input.sizes(), " and out ", out.sizes(), " have other rows");
-        count = results.numel() / 2;
-        TORCH_CHECK(results.dim() == 2 && results.size(0) == 2 && count % n == 0, "out_splits_offsets is ",
-                    results.sizes(), ": it has to be [2, k], k a multiple of ", n, " ranks");
+        handle_->meet_after([&] {
+            TORCH_CHECK(input.is_contiguous() && out.is_contiguous() && splits.is_contiguous() &&
+                            results.is_contiguous(),
+                        "all tensors have to be contiguous");
+            TORCH_CHECK(splits.scalar_type() == at::kLong && results.scalar_type() == at::kLong,
+                        "splits and offsets have to be int64");
+            TORCH_CHECK(input.dim() && input.dim() == out.dim() && input.scalar_type() == out.scalar_type() &&
+                            input.sizes().slice(1) == out.sizes().slice(1),
+                        "input ", input.sizes(), " and out ", out.sizes(), " have other rows");
+            count = results.numel() / 2;
+            TORCH_CHECK(results.dim() == 2 && results.size(0) == 2 && count % n == 0,
+                        "out_splits_offsets is ", results.sizes(), ": it has to be [2, k], k a multiple of ",
+                        n, " ranks");
+            TORCH_CHECK(splits_fit, "the splits are ", splits.sizes(), ", out_splits_offsets ",
+                        results.sizes());
+            handle_->told_by(me)[0] = input.size(0), handle_->told_by(me)[1] = out.size(0);
+        });
         experts = count / n;
-        handle_->told_by(me)[0] = input.size(0), handle_->told_by(me)[1] = out.size(0);
-        handle_->meet();
         for (int p = 0; p < n; ++p) {
             rows_in_.push_back(handle_->told_by(p)[0]), rows_out_.push_back(handle_->told_by(p)[1]);
             numbers_.push_back(of_rank(splits_handle_, splits_, p).const_data_ptr<int64_t>());
@@ -96,9 +100,7 @@ class Rows {
 // `align` 0: dense blocks by rank, for one expert per rank.
 inline void dispatch(const Tensor& input, Tensor out, const Tensor& splits, Tensor results,
                      const std::string& group, int64_t align) {
-    TORCH_CHECK(splits.numel() * 2 == results.numel(), "in_splits has ", splits.numel(),
-                " numbers, out_splits_offsets ", results.sizes());
-    Rows rows(input, out, splits, results, group);
+    Rows rows(input, out, splits, results, group, splits.numel() * 2 == results.numel());
     int64_t e = rows.experts;
     for (int from = 0; from < rows.n; ++from) {
         int64_t sum = 0;
@@ -151,9 +153,7 @@ inline void all_to_all_vdev_2d(const Tensor& input, Tensor out, const Tensor& sp
 
 inline void all_to_all_vdev_2d_offset(const Tensor& input, Tensor out, const Tensor& splits, Tensor results,
                                       std::string group) {
-    TORCH_CHECK(splits.sizes() == results.sizes(), "in_splits_offsets is ", splits.sizes(),
-                ", out_splits_offsets ", results.sizes());
-    Rows rows(input, out, splits, results, group);
+    Rows rows(input, out, splits, results, group, splits.sizes() == results.sizes());
     int64_t e = rows.experts;
     for (int from = 0; from < rows.n; ++from) {
         const int64_t* said = rows.said(from);

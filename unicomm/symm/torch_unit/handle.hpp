@@ -141,6 +141,27 @@ class Handle : public sm::SymmetricMemory {
         }
     }
 
+    // Meets after `part`, which may raise on some of the ranks. Then all ranks raise, so that none of them
+    // goes on alone to the next meeting, and waits for the others there.
+    template <class F>
+    void meet_after(F part) {
+        std::exception_ptr error;
+        try {
+            part();
+        } catch (...) {
+            error = std::current_exception();
+        }
+        // A rank may be on its way to the next meeting while others read its word: two words take turns.
+        size_t word = 8 + (round_ + 1) % 2;
+        *slot_word(rank_, word) = bool(error);
+        meet();
+        if (error) std::rethrow_exception(error);
+        for (int p = 0; p < get_world_size(); ++p) {
+            TORCH_CHECK(!*slot_word(p, word), "rank ", p,
+                        " could not do its part of the operation: its own error says why");
+        }
+    }
+
     // Counting signals, for put_signal(src, hdl, peer).
     void count_signal(int dst) {
         uint32_t* word = slot_word(dst, kCounters / 4 + size_t(rank_));

@@ -53,11 +53,11 @@ inline Tensor whole(Tensor t) { return t; }
 
 inline void one_shot(const Tensor& input, const std::string& op, const std::string& group, Tensor out) {
     check_sum(op);
-    check_like(input, out, "out");
     auto handle = handle_of(input, group, "input");
-    handle->meet();
-    Tensor total = sum_of(handle, input, whole);
-    handle->meet();  // before the sum is written: other ranks may read where it goes
+    handle->meet_after([&] { check_like(input, out, "out"); });
+    Tensor total;
+    // The sum is written after the meeting: other ranks may read where it goes.
+    handle->meet_after([&] { total = sum_of(handle, input, whole); });
     out.copy_(total.view_as(out));
 }
 
@@ -97,29 +97,31 @@ inline Tensor two_shot_all_reduce_(Tensor input, std::string op, std::string gro
     int me = handle->get_rank(), n = handle->get_world_size();
     auto mine = [&](Tensor t) { return share(t.flatten(), me, n); };
     handle->meet();
-    Tensor total = sum_of(handle, input, mine);  // no other rank reads or writes this share
-    for (int p = 0; p < n; ++p) mine(of_rank(handle, input, p)).copy_(total);
-    handle->meet();
+    handle->meet_after([&] {
+        Tensor total = sum_of(handle, input, mine);  // no other rank reads or writes this share
+        for (int p = 0; p < n; ++p) mine(of_rank(handle, input, p)).copy_(total);
+    });
     return input;
 }
 
 inline Tensor two_shot_all_reduce_out(Tensor input, std::string op, std::string group, Tensor output) {
-    check_like(input, output, "output");
+    handle_of(input, group, "input")->meet_after([&] { check_like(input, output, "output"); });
     return output.copy_(two_shot_all_reduce_(input, op, group).view_as(output));
 }
 
 inline Tensor reduce_scatter_out(Tensor input, std::string group, bool split_last_dim, Tensor output) {
     auto handle = handle_of(input, group, "input");
     int me = handle->get_rank(), n = handle->get_world_size();
-    TORCH_CHECK(input.is_contiguous() && input.scalar_type() == output.scalar_type() &&
-                    output.numel() * n == input.numel() && (!split_last_dim || input.size(-1) % n == 0),
-                "output ", output.sizes(), " is not one of ", n, " equal parts of input ", input.sizes());
     auto mine = [&](Tensor t) {
         return split_last_dim ? t.chunk(n, -1)[size_t(me)] : t.flatten().chunk(n)[size_t(me)];
     };
-    handle->meet();
-    Tensor total = sum_of(handle, input, mine);
-    handle->meet();
+    handle->meet_after([&] {
+        TORCH_CHECK(input.is_contiguous() && input.scalar_type() == output.scalar_type() &&
+                        output.numel() * n == input.numel() && (!split_last_dim || input.size(-1) % n == 0),
+                    "output ", output.sizes(), " is not one of ", n, " equal parts of input ", input.sizes());
+    });
+    Tensor total;
+    handle->meet_after([&] { total = sum_of(handle, input, mine); });
     return output.copy_(total.contiguous().view_as(output));
 }
 
@@ -128,10 +130,14 @@ inline Tensor one_shot_reduce_out(const Tensor& input, std::string op, int64_t r
     check_sum(op);
     auto handle = handle_of(input, group, "input");
     handle->check_rank(root);
-    handle->meet();
+    bool mine = handle->get_rank() == root;
+    handle->meet_after([&] {
+        if (mine) check_like(input, out, "out");
+    });
     Tensor total;
-    if (handle->get_rank() == root) check_like(input, out, "out"), total = sum_of(handle, input, whole);
-    handle->meet();
+    handle->meet_after([&] {
+        if (mine) total = sum_of(handle, input, whole);
+    });
     if (total.defined()) out.copy_(total.view_as(out));
     return out;
 }
@@ -139,10 +145,11 @@ inline Tensor one_shot_reduce_out(const Tensor& input, std::string op, int64_t r
 inline Tensor all_gather_out(const Tensor& input, std::string group, Tensor out) {
     auto handle = handle_of(out, group, "out");
     int n = handle->get_world_size();
-    TORCH_CHECK(
-        out.is_contiguous() && out.numel() == input.numel() * n && out.scalar_type() == input.scalar_type(),
-        "out ", out.sizes(), " does not have room for ", n, " times input ", input.sizes());
-    handle->meet();
+    handle->meet_after([&] {
+        TORCH_CHECK(out.is_contiguous() && out.numel() == input.numel() * n &&
+                        out.scalar_type() == input.scalar_type(),
+                    "out ", out.sizes(), " does not have room for ", n, " times input ", input.sizes());
+    });
     for (int p = 0; p < n; ++p) {
         of_rank(handle, out, p).flatten().chunk(n)[size_t(handle->get_rank())].copy_(input.flatten());
     }
@@ -162,10 +169,11 @@ inline Tensor broadcast(Tensor input, int64_t root, std::string group) {
 inline Tensor all_to_all(const Tensor& input, Tensor out, std::string group) {
     auto handle = handle_of(input, group, "input");
     int me = handle->get_rank(), n = handle->get_world_size();
-    check_like(input, out, "out");
-    TORCH_CHECK(input.is_contiguous() && out.is_contiguous() && input.numel() % n == 0, "input ",
-                input.sizes(), " and out have to be contiguous, of ", n, " equal blocks");
-    handle->meet();
+    handle->meet_after([&] {
+        check_like(input, out, "out");
+        TORCH_CHECK(input.is_contiguous() && out.is_contiguous() && input.numel() % n == 0, "input ",
+                    input.sizes(), " and out have to be contiguous, of ", n, " equal blocks");
+    });
     for (int p = 0; p < n && input.numel(); ++p) {
         out.flatten().chunk(n)[size_t(p)].copy_(of_rank(handle, input, p).flatten().chunk(n)[size_t(me)]);
     }
@@ -197,12 +205,13 @@ inline void all_to_all_nd(const Tensor& input, Tensor out, int64_t scatter_dim, 
         gather_dim == 0 ? std::vector<int64_t>{n, rows, columns} : std::vector<int64_t>{rows, n, columns};
     std::vector<int64_t> flat =
         gather_dim == 0 ? std::vector<int64_t>{n * rows, columns} : std::vector<int64_t>{rows, n * columns};
-    TORCH_CHECK(out.is_contiguous() && out.scalar_type() == input.scalar_type() &&
-                    (out.sizes() == at::IntArrayRef(deep) || out.sizes() == at::IntArrayRef(flat)),
-                "out is ", out.scalar_type(), " ", out.sizes(), ": it has to be contiguous ",
-                input.scalar_type(), " ", at::IntArrayRef(deep), " or ", at::IntArrayRef(flat));
+    handle->meet_after([&] {
+        TORCH_CHECK(out.is_contiguous() && out.scalar_type() == input.scalar_type() &&
+                        (out.sizes() == at::IntArrayRef(deep) || out.sizes() == at::IntArrayRef(flat)),
+                    "out is ", out.scalar_type(), " ", out.sizes(), ": it has to be contiguous ",
+                    input.scalar_type(), " ", at::IntArrayRef(deep), " or ", at::IntArrayRef(flat));
+    });
     Tensor result = out.view(deep);
-    handle->meet();
     for (int64_t p = 0; p < n; ++p) {
         result.select(gather_dim, p).copy_(blocks(of_rank(handle, input, int(p))).select(scatter_dim, me));
     }
@@ -224,19 +233,23 @@ inline void multi_root_tile_reduce(at::TensorList tiles, Tensor out, at::IntArra
                 " roots");
     auto handle = handle_of(tiles[0], group, "in_tile");
     std::vector<bool> seen(size_t(handle->get_world_size()));
-    for (size_t i = 0; i < tiles.size(); ++i) {
-        check_tile(tiles[i], out);
-        handle->check_rank(roots[i]);
-        TORCH_CHECK(!seen[size_t(roots[i])], "rank ", roots[i], " is the root of two tiles");
-        seen[size_t(roots[i])] = true;
-    }
-    handle->meet();
+    std::vector<Handles> handles;
+    handle->meet_after([&] {
+        // All ranks take the handles of all tiles, because a rendezvous is collective.
+        for (auto& tile : tiles) handles.push_back(handle_of(tile, group, "in_tile"));
+        for (size_t i = 0; i < tiles.size(); ++i) {
+            check_tile(tiles[i], out);
+            handle->check_rank(roots[i]);
+            TORCH_CHECK(!seen[size_t(roots[i])], "rank ", roots[i], " is the root of two tiles");
+            seen[size_t(roots[i])] = true;
+        }
+    });
     Tensor total;
-    for (size_t i = 0; i < tiles.size(); ++i) {
-        if (roots[i] == handle->get_rank())
-            total = sum_of(handle_of(tiles[i], group, "in_tile"), tiles[i], whole);
-    }
-    handle->meet();
+    handle->meet_after([&] {
+        for (size_t i = 0; i < tiles.size(); ++i) {
+            if (roots[i] == handle->get_rank()) total = sum_of(handles[i], tiles[i], whole);
+        }
+    });
     if (total.defined()) out.copy_(total);
 }
 
@@ -266,17 +279,20 @@ inline void reduce_scatter_offset(const Tensor& input, at::TensorList outs, std:
         TORCH_CHECK(ends[i] >= begin && ends[i] <= size, "offsets have to grow, up to ", size);
         if (root == handle->get_rank()) mine.emplace_back(begin, ends[i] - begin);
     }
-    TORCH_CHECK(mine.size() == outs.size(), "this rank owns ", mine.size(), " blocks, out has ", outs.size());
-    for (size_t i = 0; i < mine.size(); ++i) {
-        TORCH_CHECK(outs[i].sizes() == input.narrow(dim, mine[i].first, mine[i].second).sizes(), "out[", i,
-                    "] is ", outs[i].sizes());
-    }
-    handle->meet();
-    for (size_t i = 0; i < mine.size(); ++i) {
-        auto cut = [&](Tensor t) { return t.narrow(dim, mine[i].first, mine[i].second); };
-        Tensor(outs[i]).copy_(sum_of(handle, input, cut));
-    }
-    handle->meet();
+    handle->meet_after([&] {
+        TORCH_CHECK(mine.size() == outs.size(), "this rank owns ", mine.size(), " blocks, out has ",
+                    outs.size());
+        for (size_t i = 0; i < mine.size(); ++i) {
+            TORCH_CHECK(outs[i].sizes() == input.narrow(dim, mine[i].first, mine[i].second).sizes(), "out[",
+                        i, "] is ", outs[i].sizes());
+        }
+    });
+    handle->meet_after([&] {
+        for (size_t i = 0; i < mine.size(); ++i) {
+            auto cut = [&](Tensor t) { return t.narrow(dim, mine[i].first, mine[i].second); };
+            Tensor(outs[i]).copy_(sum_of(handle, input, cut));
+        }
+    });
 }
 
 }  // namespace unicomm_torch
