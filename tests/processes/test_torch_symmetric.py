@@ -31,7 +31,7 @@ def test_a_program_for_gpus(built, start, backend, ranks):
     assert job.end() == [0] * ranks
 
 
-@pytest.mark.parametrize("what", ["rows", "tiles", "pads", "outs", "again"])
+@pytest.mark.parametrize("what", ["rows", "dtypes", "tiles", "pads", "outs", "again"])
 def test_ranks_that_differ(built, start, what):
     """No rows on one rank, an error on one rank, other groups: see the program's check of that name."""
     job = start("torch_symmetric.py", 3, what, "gloo")

@@ -4,7 +4,7 @@ all    every operation, in the world and in a part of it, compared with what eac
 wait   rank 0 waits for signals of rank 1, which never come; first with a timeout
 alone  rank 0 meets nobody
 again  a second job's group, which has the name of the first one and other ranks
-rows, tiles, pads, outs: one check of CHECKS, in the world
+rows, dtypes, tiles, pads, outs: one check of CHECKS, in the world
 """
 
 import gc
@@ -291,6 +291,29 @@ def check_no_rows(me, n, group):
         assert (out[-1] == FILL).all()
 
 
+def check_dtypes(me, n, group):
+    unsigned = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+    signed = [torch.int8, torch.int16, torch.int32, torch.int64]
+    floating = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float64]
+    for dtype in (torch.bool, torch.complex32, torch.complex64, *unsigned, *signed, *floating):
+        lowest = -2 if dtype in unsigned else 0  # which becomes the largest but one, so that sums wrap
+        values = torch.arange(lowest, lowest + 2 * n).view(n, 2)
+        data = torch.stack([values + p for p in range(n)])
+        total = data.sum(0).to(dtype).tolist()
+        x, _ = made(data[me].to(dtype), group)
+        assert ops.one_shot_all_reduce(x, "sum", group).tolist() == total, dtype
+        out, part = torch.empty_like(x), torch.empty(1, 2, dtype=dtype)
+        ops.reduce_scatter_out(x, group, False, part)
+        assert part.tolist() == total[me : me + 1]
+        ops.multimem_one_shot_reduce_out(x, "sum", 1, group, out)
+        assert me != 1 or out.tolist() == total
+        if dtype in floating:
+            ops.tile_reduce(x, out.zero_(), n - 1, group, "sum")
+            assert me != n - 1 or out.tolist() == total
+        ops.two_shot_all_reduce_(x, "sum", group)
+        assert x.tolist() == total
+
+
 def check_tiles_apart(me, n, group):
     """Tiles in memory of their own, whose first rendezvous is the operation itself."""
     tiles = [symm_mem.empty((2, 2), device="cpu").fill_(10 * i + me) for i in range(n)]
@@ -357,6 +380,7 @@ def check_outs(me, n, group):
 
 CHECKS = {
     "rows": check_no_rows,
+    "dtypes": check_dtypes,
     "tiles": check_tiles_apart,
     "pads": check_pads,
     "outs": check_outs,

@@ -39,14 +39,35 @@ inline void check_like(const Tensor& a, const Tensor& b, const char* what) {
                 " ", b.sizes(), ", input ", a.scalar_type(), " ", a.sizes());
 }
 
+inline at::ScalarType summed_as(at::ScalarType type) {
+    if (type == at::kComplexHalf) return at::kComplexFloat;
+    return at::isReducedFloatingType(type) ? at::kFloat : type;
+}
+
+// torch adds no unsigned integers but bytes. Signed ones of the same size have sums of the same bits.
+inline at::ScalarType added_as(at::ScalarType type) {
+    switch (type) {
+        case at::kUInt16:
+            return at::kShort;
+        case at::kUInt32:
+            return at::kInt;
+        case at::kUInt64:
+            return at::kLong;
+        default:
+            return type;
+    }
+}
+
 // Returns the sum over the ranks, in their order, so that all get the same bits; `part` selects what is
 // summed.
 template <class F>
 Tensor sum_of(const Handles& handle, const Tensor& like, F part) {
-    auto type = at::isReducedFloatingType(like.scalar_type()) ? at::kFloat : like.scalar_type();
-    Tensor total = part(of_rank(handle, like, 0)).to(type, false, true);
-    for (int p = 1; p < handle->get_world_size(); ++p) total.add_(part(of_rank(handle, like, p)));
-    return total.to(like.scalar_type());
+    Tensor own = like.view(added_as(like.scalar_type()));
+    auto type = summed_as(own.scalar_type());
+    Tensor total = part(of_rank(handle, own, 0)).to(type, false, true);
+    // Converted before it is added, because torch does not add float8.
+    for (int p = 1; p < handle->get_world_size(); ++p) total.add_(part(of_rank(handle, own, p)).to(type));
+    return total.to(own.scalar_type()).view(like.scalar_type());
 }
 
 inline Tensor whole(Tensor t) { return t; }
