@@ -32,9 +32,8 @@ _lock = threading.Lock()
 _registered: list[Any] = []  # torch drops a library of kernels that nothing references
 _next_number = itertools.count(1)
 _numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
-_workspace_numbers: dict[
-    str, int
-] = {}  # by group name: the number of the group that a workspace was made for
+# By the name of a group: the number of the group that a workspace was made for.
+_workspace_numbers: dict[str, int] = {}
 
 
 def use_in_torch() -> list[str]:
