@@ -111,6 +111,11 @@ class Recorder:
         """Begins a record and returns its id."""
 
     def add_flags(self, id: int, flags: int, /) -> None: ...
+    def set_sender(self, id: int, peer: int, seq: int, /) -> None:
+        """
+        Sets the sender of a receive from any rank, by its rank in the communicator, and its number.
+        """
+
     def add_checksum(self, id: int, which: int, checksum: int, /) -> None:
         """
         Sets the checksum of the inputs (RECORD_INPUT_CHECKSUM) or outputs (RECORD_OUTPUT_CHECKSUM).

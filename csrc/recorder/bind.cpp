@@ -98,6 +98,7 @@ void export_constants(nb::module_& m) {
             d["record"] = sizeof(ring::Record);
             d["header.comm_off"] = offsetof(ring::Header, comm_off);
             d["header.rec_next"] = offsetof(ring::Header, rec_next);
+            d["header.rec_skipped"] = offsetof(ring::Header, rec_skipped);
             d["comm.coll_created"] = offsetof(ring::Comm, coll_created);
             d["frame.caller"] = offsetof(ring::Frame, caller);
             d["frame.whose"] = offsetof(ring::Frame, whose);
@@ -152,6 +153,11 @@ void bind_recorder(nb::module_& m) {
         .def(
             "add_flags", [](Recorder& r, uint64_t id, uint16_t flags) { r.writer.add_flags(id, flags); },
             nb::sig("def add_flags(self, id: int, flags: int, /) -> None"))
+        .def(
+            "set_sender",
+            [](Recorder& r, uint64_t id, int32_t peer, uint64_t seq) { r.writer.set_sender(id, peer, seq); },
+            nb::sig("def set_sender(self, id: int, peer: int, seq: int, /) -> None"),
+            "Sets the sender of a receive from any rank, by its rank in the communicator, and its number.")
         .def(
             "add_checksum",
             [](Recorder& r, uint64_t id, uint16_t which, uint64_t checksum) {

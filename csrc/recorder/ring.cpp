@@ -277,13 +277,17 @@ std::string Writer::file_of(const Frame& frame) const {
 }
 
 // The operation that hangs is the one that readers look for, however many others came after it. So a record
-// is not overwritten while its operation is under way: its place is left out.
+// is not overwritten while its operation is under way: its place is left out, as long as half of the ring is
+// there for others.
 Record& Writer::next_place(uint64_t& id) {
     for (int kept = 0;; ++kept) {
         id = head_->rec_next.fetch_add(1, std::memory_order_relaxed) + 1;
-        Record& r = recs_[(id - 1) & mask_];
-        if (kept == kMostKept || !is_under_way(r)) return r;
-        skipped_.fetch_add(1, std::memory_order_relaxed);
+        uint64_t place = (id - 1) & mask_;
+        if (place == 0) skipped_in_lap_.store(0, std::memory_order_relaxed);
+        Record& r = recs_[place];
+        if (!is_under_way(r) || kept == kMostKept) return r;
+        if (skipped_in_lap_.fetch_add(1, std::memory_order_relaxed) > mask_ / 2) return r;
+        head_->rec_skipped.fetch_add(1, std::memory_order_relaxed);
     }
 }
 
@@ -335,6 +339,14 @@ uint64_t Writer::begin(const NewRecord& n) {
 
 void Writer::add_flags(uint64_t id, uint16_t flags) {
     if (Record* r = find(id)) r->flags |= flags;
+}
+
+void Writer::set_sender(uint64_t id, int32_t peer, uint64_t seq) {
+    Record* r = find(id);
+    if (!r) return;
+    r->seq = seq;
+    r->peer = peer;
+    r->flags |= kFromAny;
 }
 
 void Writer::add_checksum(uint64_t id, RecordFlags which, uint64_t checksum) {

@@ -24,7 +24,7 @@ namespace unicomm {
 namespace ring {
 
 constexpr char kMagic[8] = {'U', 'C', 'R', 'I', 'N', 'G', '0', '1'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr int kMaxDims = 4;  // dimensions of the first input and output that a record keeps
 
 constexpr uint32_t kOtherError = 100;  // `Record::error` of an error that is no FaultCode
@@ -60,9 +60,10 @@ struct alignas(64) Header {
     std::atomic<uint64_t> heap_used;
     uint64_t rec_off;
     uint32_t rec_cap, rec_size;
-    // Records ever begun, and places that were left out for those under way. The ring holds the last rec_cap,
-    // and older ones that are under way.
+    // Records ever begun, and places that were left out for those under way. The ring holds the last rec_cap
+    // of these, and older ones that are under way.
     std::atomic<uint64_t> rec_next;
+    std::atomic<uint64_t> rec_skipped;  // places that were left out (from version 3 on)
 };
 
 struct Text {
@@ -99,7 +100,7 @@ enum class State : uint8_t { kCreated = 1, kStarted = 2, kCompleted = 3, kFailed
 // row; the first record of the row also has kReplay.
 // kInputChecksum, kOutputChecksum: that field of the record is set. kCompared: the ranks have compared the
 // checksums of their outputs, which have to be alike. kEncoded: the elements travelled in a wire format, and
-// the record has the bytes that were sent.
+// the record has the bytes that were sent. kFromAny: a receive from any rank, whose sender is known now.
 enum RecordFlags : uint16_t {
     kAsync = 1,
     kP2P = 2,
@@ -111,7 +112,8 @@ enum RecordFlags : uint16_t {
     kInputChecksum = 128,
     kOutputChecksum = 256,
     kCompared = 512,
-    kEncoded = 1024
+    kEncoded = 1024,
+    kFromAny = 2048
 };
 
 struct alignas(64) Record {
@@ -199,6 +201,8 @@ class Writer {
 
     uint64_t begin(const NewRecord& r);  // returns the record's id
     void add_flags(uint64_t id, uint16_t flags);
+    // Of a receive from any rank, when its sender is known, and the number that the pair of ranks has then.
+    void set_sender(uint64_t id, int32_t peer, uint64_t seq);
     // Sets the checksum that `which` names, kInputChecksum or kOutputChecksum, and then the flag.
     void add_checksum(uint64_t id, RecordFlags which, uint64_t checksum);
     // Sets the bytes that were sent of encoded elements, and then the flag kEncoded.
@@ -221,7 +225,7 @@ class Writer {
     std::pair<const char*, uint64_t> memory() const { return {base_, bytes_}; }
     const Header& header() const { return *head_; }
     // The number of records ever begun.
-    uint64_t total() const { return head_->rec_next.load() - skipped_.load(); }
+    uint64_t total() const { return head_->rec_next.load() - head_->rec_skipped.load(); }
     // Marks the ring as closed cleanly; with `remove`, also removes the file.
     void close(bool remove);
     // For a forked child: the mapping is the file of the parent and must not be written.
@@ -242,9 +246,9 @@ class Writer {
 
     std::string path_;
     uint64_t bytes_ = 0;
-    uint64_t mask_ = 0;                 // the capacity is a power of two
-    std::atomic<uint64_t> skipped_{0};  // places that were left out
-    std::deque<uint16_t> closed_;       // slots of closed communicators, those closed longest ago first
+    uint64_t mask_ = 0;  // the capacity is a power of two
+    std::atomic<uint64_t> skipped_in_lap_{0};
+    std::deque<uint16_t> closed_;  // slots of closed communicators, those closed longest ago first
     std::unordered_map<std::string, Text> interned_;
     using FrameKey = std::array<uint32_t, 5>;  // file, function, line, caller, whose
     std::map<FrameKey, uint32_t> known_frames_;

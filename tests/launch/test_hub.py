@@ -430,6 +430,15 @@ def test_before_ranks_are_there(tmp_path, ask):
     process.close()
 
 
+def test_modules_of_the_job_that_have_names_of_pythons(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('the json of the job')")
+    monkeypatch.chdir(tmp_path)
+    process = HubProcess(tmp_path / "log")
+    process.tell("open", token=TOKEN, address="127.0.0.1", port=0, others=True)
+    assert process.wait("open", "closed", seconds=WITHIN)["say"] == "open", (tmp_path / "log").read_text()
+    process.close()
+
+
 def test_a_port_that_is_taken(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -70,6 +70,9 @@ class _Recorder:
     def finish(*_: object) -> None: ...
 
     @staticmethod
+    def set_sender(*_: object) -> None: ...
+
+    @staticmethod
     def set_comm_state(*_: object) -> None: ...
 
 

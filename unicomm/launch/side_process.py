@@ -18,7 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import unicomm
+
 _MOST_PENDING = 1 << 16  # bytes that a pipe holds
+_PACKAGES = str(Path(unicomm.__file__).resolve().parents[1])  # the folder in which this package was found
+# As `python -m`, but without the present folder: that of the job may have modules with the names of Python's.
+_START = """import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+sys.path.append(sys.argv.pop(1))
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 
 class SideProcess:
@@ -28,12 +39,10 @@ class SideProcess:
     """
 
     def __init__(self, module: str, log: Path, *arguments: str, keep: Sequence[int] = ()) -> None:
-        """Starts `python -m module`, which inherits the descriptors `keep`. Raises `OSError`."""
+        """Starts a module as a program, which inherits the descriptors `keep`. Raises `OSError`."""
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                # The folder of the job may have modules with the names of those that this process imports.
-                env=os.environ | {"PYTHONSAFEPATH": "1"},
+                [sys.executable, "-c", _START, _PACKAGES, module, *arguments],
                 pass_fds=keep,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

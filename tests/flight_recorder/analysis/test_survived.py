@@ -145,6 +145,16 @@ def test_who_catches_a_failure_and_exits_is_a_victim(ranks, tmp_path, how):
     assert analyze(table, stuck_after=0).main.culprits == [0]
 
 
+def test_who_aborts_and_exits_is_to_blame(ranks, tmp_path):
+    """`abort` ends the own operations with an error, too."""
+    first = [rank.joins("first", [0, 1, 2]) for rank in ranks]
+    ranks[0].issues(first[0], 1, (recording.FAILED, 4))
+    table = read(ranks, tmp_path)
+    table.endings = [Ending(rank=0, pid=1000, name="r", exit_code=3)]
+    main = analyze(table, stuck_after=0).main
+    assert (main.verdict, main.culprits) == (Verdict.EXITED, [0])
+
+
 def test_who_was_told_to_end_is_not_who_died(ranks, tmp_path):
     """Rank 2 was killed, and the launcher ended rank 1, which waited for it; rank 0 still waits."""
     first = [rank.joins("first", [0, 1, 2]) for rank in ranks]

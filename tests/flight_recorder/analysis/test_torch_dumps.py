@@ -41,13 +41,17 @@ def entry(at, name, ins, outs=None, *, seq=0, p2p=0, state="completed", group=WO
 
 
 def findings(dumps, status=None, config=None):
+    return [(one.verdict, one.culprits) for one in analyzed(dumps, status, config).findings]
+
+
+def analyzed(dumps, status=None, config=None):
     builder, n = TableBuilder(), len(dumps)
     for rank, entries in enumerate(dumps):
         world = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(n)))}}
         dump = {"version": "2.10", "pg_config": config or world, "entries": entries}
         dump["pg_status"] = {"0": status[rank]} if status else {}
         builder.add_dump(from_dump(dump), f"nccl_trace_rank_{rank}", rank, "torch pickle")
-    return [(one.verdict, one.culprits) for one in analyze(builder.finish()).findings]
+    return analyze(builder.finish())
 
 
 def numbers(last):
@@ -142,5 +146,10 @@ def test_torchs_gloo_calls_failed_operations_over(absent):
         return [entry(at, f"gloo:{name}", [[7]], seq=at + 1, **done) for at, name in enumerate(names)]
 
     status = [numbers(2 if rank == absent else 3) | {"last_started_collective": -1} for rank in range(3)]
-    found = findings([program(r) for r in range(3)], status)
-    assert found == [(Verdict.GOOD, []) if absent is None else (Verdict.NEVER_JOINED, [absent])]
+    report = analyzed([program(r) for r in range(3)], status)
+    if absent is None:
+        assert report.main.verdict is Verdict.GOOD
+        return
+    (found,) = report.findings
+    assert (found.verdict, found.culprits, found.confidence) == (Verdict.NEVER_JOINED, [absent], 0.5)
+    assert "if the dumps are of several moments, it succeeded" in " ".join(found.evidence)

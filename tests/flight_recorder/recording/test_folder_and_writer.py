@@ -13,6 +13,7 @@ from tests import ROOT
 from tests.flight_recorder.rings import python, write_ring
 from unicomm.flight_recorder.ring import folder as folder_module
 from unicomm.flight_recorder.ring.folder import (
+    CLEAN_CLOSE,
     FolderError,
     boot_id,
     clean,
@@ -203,11 +204,18 @@ def test_clean_leaves_the_rings_of_other_hosts(tmp_path):
     for i in range(4):
         (tmp_path / f"other{i}.ucring").write_bytes(other)
     assert is_alive(tmp_path / "other0.ucring") is None
-    ten_days, sixty_days = (time.time() - days * 86400 for days in (10, 60))
-    os.utime(tmp_path / "other0.ucring", (ten_days, ten_days))
-    os.utime(tmp_path / "other1.ucring", (sixty_days, sixty_days))
-    removed = clean(tmp_path, max_bytes=0, max_files=0, max_age_days=3)
-    assert [path.name for path in removed] == ["other1.ucring"]
+    for at, days in enumerate((1, 60, 10, 10)):
+        then = time.time() - days * 86400
+        os.utime(tmp_path / f"other{at}.ucring", (then, then))
+    assert [path.name for path in clean(tmp_path, max_age_days=3)] == ["other1.ucring"]
+    # Beyond the bounds, those go that are older than the rings of this host may become.
+    removed = clean(tmp_path, max_files=0, max_age_days=3)
+    assert sorted(path.name for path in removed) == ["other2.ucring", "other3.ucring"]
+    closed = bytearray(other)
+    closed[28] |= CLEAN_CLOSE
+    (tmp_path / "closed.ucring").write_bytes(closed)
+    assert is_alive(tmp_path / "closed.ucring") is False
+    assert [path.name for path in clean(tmp_path, max_files=0)] == ["closed.ucring"]
 
 
 def test_a_name_that_is_cut_in_a_character():

@@ -309,7 +309,9 @@ class MessageQueue:
     def _finish(self, op: IssuedOperation, error: BaseException | None) -> None:
         engine, work = self._engine, op.work
         if op.calls[0].peer == ANY_RANK and work.peer >= 0:
-            engine.fast.next_pair_seq(work.peer, False)
+            number = int(engine.fast.next_pair_seq(work.peer, False))
+            for record in op.records:
+                engine.member.recorder.set_sender(record, work.peer, number)
         if error is None:
             if op.checksum:
                 engine.checksums.note_outputs(op)

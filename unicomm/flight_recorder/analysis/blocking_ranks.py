@@ -214,8 +214,11 @@ class BlockingRanks:
         confidence = {Verdict.WRAPPED: 0.3, Verdict.SLOW: 0.7}.get(kind, 0.95)
         if None in sources:
             confidence = 0.7 if kind is Verdict.PROCESS_DEAD else 0.6
+        doubts = self.evidence.doubts(stuck)
+        if doubts:
+            confidence = min(confidence, 0.5)
         last = self.evidence.last_operations(ranks, stuck.group)
-        evidence = [*last, *self.evidence.errors(stuck), *self.evidence.unknown(stuck)]
+        evidence = [*last, *self.evidence.errors(stuck), *doubts, *self.evidence.unknown(stuck)]
         places = [place(table, r) for r in (last_row(table, x) for x in ranks[:1]) if r is not None]
         return Finding(
             kind,

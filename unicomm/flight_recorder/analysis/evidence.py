@@ -71,6 +71,18 @@ class Evidence:
             for e, r in errors.items()
         ]
 
+    def doubts(self, stuck: StuckCollective) -> list[str]:
+        """Says if the collective is known to have failed only by what other ranks have not issued."""
+        unsure = (table := self.table).source_of
+        if not all(
+            unsure[rank].retired_only and table.state[row] == State.FAILED
+            for rank, row in stuck.waiting.items()
+        ):
+            return []
+        return [
+            "torch's Gloo calls failed operations over; if the dumps are of several moments, it succeeded"
+        ]
+
     def inside(self, stuck: StuckCollective) -> list[str]:
         """Says which ranks are in the collective, and behind what the others have queued it."""
         row = next(iter(stuck.waiting.values()))

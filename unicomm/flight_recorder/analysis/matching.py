@@ -15,7 +15,7 @@ import numpy as np
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.collectives import CollectiveIndex, CollectiveRows, rows_of
-from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.table.table import TOOK_ANY, Column, Table
 
 _CLOSE_LOOKS = 16  # the number of differing collectives of a group to examine, the first ones
 _NO_REFERENCE = -1
@@ -203,11 +203,7 @@ class Messages:
 
 
 def messages(table: Table) -> Messages:
-    """Pairs the k-th send of a channel (group, sender, receiver) with its k-th receive.
-
-    If the receiver also receives from any rank, it is unknown which sends these receives took. Then only the
-    unfinished messages are paired, in order.
-    """
+    """Pairs the k-th send of a channel (group, sender, receiver) with its k-th receive."""
     kinds = table.calls.kind
     is_p2p = (kinds == OpKind.SEND) | (kinds == OpKind.RECV)
     rows: Column = np.zeros(0, np.int64)
@@ -238,9 +234,7 @@ def messages(table: Table) -> Messages:
     number[counted] = count[counted] + 1
     if (wrapped & ~exact).any():
         _align_tails(table, rows, channel, send, number, wrapped[rank] & counted)
-    takers = np.unique(table.rank[(kinds[table.call] == OpKind.RECV) & (table.peer < 0)])
-    if len(takers):
-        _number_unfinished(table, rows, side, number, np.isin(target, takers))
+    _number_receives(table, rows, channel, send, number, count, exact[rank] & ~wrapped[rank])
     low = int(number.min())
     span = int(number.max()) - low + 1
     if span > (1 << 62) // (int(channel.max()) + 1):
@@ -259,16 +253,22 @@ def messages(table: Table) -> Messages:
     return Messages(rows, partner, unknown)
 
 
-def _number_unfinished(table: Table, rows: Column, side: Column, number: Column, chosen: Column) -> None:
-    """Numbers the unfinished messages of the chosen rows from 1, and the others so that they have no pair."""
-    over = table.state[rows] == State.COMPLETED
-    number[chosen & over] = -1 - np.flatnonzero(chosen & over)
-    at = np.flatnonzero(chosen & ~over)
-    at = at[np.argsort(side[at], kind="stable")]
-    _, first = np.unique(side[at], return_index=True)
-    begins = np.zeros(len(at), np.int64)
-    begins[first] = first
-    number[at] = np.arange(len(at)) - np.maximum.accumulate(begins) + 1
+def _number_receives(
+    table: Table, rows: Column, channel: Column, send: Column, number: Column, count: Column, whole: Column
+) -> None:
+    """Numbers the receives of channels whose receiver also took messages by receives from any rank.
+
+    Such a receive was numbered when its sender was known, behind receives that were issued later. It took the
+    first message that had no earlier receive, so the receives of its channel count in their order. `whole`:
+    whether no record of a row's rank is missing.
+    """
+    from_any = ~send & ((table.flags[rows] & TOOK_ANY) != 0)
+    if not from_any.any():
+        return
+    mixed = np.zeros(int(channel.max()) + 1, np.bool_)
+    mixed[channel[from_any & whole]] = True
+    renumbered = mixed[channel] & ~send
+    number[renumbered] = count[renumbered] + 1
 
 
 def _align_tails(
@@ -305,15 +305,19 @@ def mismatched_messages(table: Table, found: Messages) -> Column:
     rows, partner = found.rows[sends], found.partner[sends]
     ours = np.zeros(int(max(table.rank[rows].max(), table.peer[rows].max())) + 1, np.bool_)
     for source in table.sources:
-        if source.rank < len(ours):
+        if 0 <= source.rank < len(ours):
             ours[source.rank] = source.exact_p2p
     over = (table.state[rows] == State.COMPLETED) & (table.state[partner] == State.COMPLETED)
     over &= ours[table.rank[rows]] & ours[table.peer[rows]]
-    channel = np.stack([table.group[rows], table.rank[rows], table.peer[rows]], axis=1)
     of_send, of_receive = np.stack([sent, sent_type], axis=1), np.stack([taken, taken_type], axis=1)
-    for one in np.unique(channel[bad & over], axis=0):
-        here = over & (channel == one).all(axis=1)
+    keys = np.stack([table.group[rows], table.rank[rows], table.peer[rows]], axis=1)
+    _, channel = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(channel.reshape(-1), kind="stable")
+    bounds = np.searchsorted(channel.reshape(-1)[order], np.arange(int(channel.max()) + 2))
+    for one in np.unique(channel.reshape(-1)[bad & over]).tolist():
+        here = order[bounds[one] : bounds[one + 1]]
+        here = here[over[here]]
         if Counter(map(tuple, of_send[here].tolist())) == Counter(map(tuple, of_receive[here].tolist())):
-            bad &= ~here
+            bad[here] = False
     out: Column = rows[bad]
     return out

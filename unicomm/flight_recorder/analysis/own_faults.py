@@ -35,9 +35,7 @@ _WORDS = {
 _SURE = 0.98
 _AT_ONCE_NS = 20_000_000  # launchers look at their ranks less often than this
 # How operations fail because of other ranks.
-_OF_OTHERS = [
-    at for at, name in ERRORS.items() if name in ("timeout", "peer lost", "mismatch", "aborted", "deadlock")
-]
+_OF_OTHERS = [at for at, name in ERRORS.items() if name in ("timeout", "peer lost", "mismatch", "deadlock")]
 # Findings that say that a rank is absent: how its process ended says why, and takes their place.
 _ABSENCES = frozenset(
     {

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
-from unicomm.flight_recorder.ring.reader import State
-from unicomm.flight_recorder.table.table import Column, Source, Table
+from unicomm.flight_recorder.ring.reader import ASYNC, State
+from unicomm.flight_recorder.table.table import RUNNING, Column, Source, Table
 
 from .matching import Messages
 
@@ -135,11 +135,13 @@ def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tup
 
     An operation that a running process began less than `stuck_after_ns` ago is not stuck. If no rank is
     stuck, no rows are returned (unless `always`); else all unfinished rows are, because also the young ones
-    tell where their ranks are. A failure that its rank has survived is over.
+    tell where their ranks are. A failure that its rank has survived is over. So is, for a rank that works, a
+    receive that it has left open, as for a message that tells it to stop.
     """
     unfinished = (table.state != State.COMPLETED) & (table.state != State.FAILED)
     unfinished[lasting_failures(table)] = True
     rows = np.flatnonzero(unfinished)
+    rows = rows[~_left_open(table, rows, stuck_after_ns)]
     if not len(rows):
         return rows, set()
     now = np.zeros(int(table.rank[rows].max()) + 1, np.int64)
@@ -151,6 +153,22 @@ def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tup
     old = (as_of == 0) | failed | (as_of - table.created_ns[rows] >= stuck_after_ns)
     ranks = {int(r) for r in table.rank[rows[old]]}
     return (rows if ranks or always else rows[:0]), ranks
+
+
+def _left_open(table: Table, rows: Column, stuck_after_ns: int) -> Column:
+    """Returns which unfinished rows are old asynchronous receives of ranks that have worked since then."""
+    receives = (table.kind[rows] == OpKind.RECV) & ((table.flags[rows] & ASYNC) != 0)
+    left_open = np.zeros(len(rows), np.bool_)
+    for rank in np.unique(table.rank[rows[receives]]).tolist():
+        source = table.source_of[rank]
+        if source.process != RUNNING or not source.as_of_ns:
+            continue
+        span = slice(source.begin, source.end)
+        newest = max(int(table.created_ns[span].max()), int(table.completed_ns[span].max()))
+        old = newest - table.created_ns[rows] >= stuck_after_ns
+        if source.as_of_ns - newest < stuck_after_ns:
+            left_open |= receives & (table.rank[rows] == rank) & old
+    return left_open
 
 
 def build_wait_graph(

@@ -17,6 +17,7 @@ import numpy as np
 from unicomm.flight_recorder.formats.operation_names import item_size
 from unicomm.flight_recorder.memory import Memory
 from unicomm.flight_recorder.ring.reader import (
+    ASYNC,
     ERRORS,
     P2P,
     RECEIVE,
@@ -191,6 +192,7 @@ class _Member:
     comm: Comm
 
 
+_WORKS = 1_000_000_000  # ns since its newest operation for which a rank works
 _Group = dict[int, _Member]  # by rank in the group
 
 
@@ -212,7 +214,7 @@ def _job(rings: list[Ring]) -> LiveJob:
         indices = [comm.index for comm in comms]
         records = ring.records[np.isin(ring.records["comm"], indices)]
         rank.operations = ring.total if len(indices) == len(ring.comms) else len(records)
-        record = _current(records)
+        record = _current(records, ring.now_ns)
         if record is None:
             continue
         pending = int(np.count_nonzero(records["state"] < State.COMPLETED))
@@ -232,13 +234,23 @@ def _job(rings: list[Ring]) -> LiveJob:
     return job
 
 
-def _current(records: Any) -> Any:
-    """Returns the oldest started record, else the oldest created one, else the newest record."""
+def _current(records: Any, now_ns: int) -> Any:
+    """Returns the oldest started record, else the oldest created one, else the newest record.
+
+    A rank that works does not wait in a receive that it has left open, such as one for a message to stop.
+    """
+    if not len(records):
+        return None
+    newest = int(max(records["created_ns"].max(), records["completed_ns"].max()))
+    chosen = np.ones(len(records), np.bool_)
+    if now_ns - newest < _WORKS:
+        open_receive = records["flags"] & (ASYNC | P2P | RECEIVE) == ASYNC | P2P | RECEIVE
+        chosen = ~(open_receive & (records["created_ns"] + np.uint64(_WORKS) < np.uint64(newest)))
     for state in (2, 1):
-        found = np.flatnonzero(records["state"] == state)
+        found = np.flatnonzero((records["state"] == state) & chosen)
         if len(found):
             return records[found[0]]
-    return records[-1] if len(records) else None
+    return records[-1]
 
 
 def _operation(ring: Ring, record: Any, group: str, now: int | None) -> CurrentOperation:

@@ -102,7 +102,9 @@ class RecordedCommunicator:
         out: dict[tuple[Any, ...], int] = {}
         for operation in self.operations:
             if operation.key[0] == "p2p":
-                for rank in operation.records:
+                for rank, (ring, record) in operation.records.items():
+                    if ring.is_kept(record):
+                        continue
                     channel = (rank, *operation.key[1:3])
                     out[channel] = min(out.get(channel, operation.key[-1]), operation.key[-1])
         return out

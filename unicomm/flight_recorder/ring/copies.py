@@ -78,11 +78,13 @@ def folder_copies(
     for path in paths:
         try:
             ring = read_ring(path, owners)
+            # With the header as it was in the end, which tells which records may have been overwritten.
+            data = ring.header.tobytes() + bytes(ring.data[HEADER.itemsize :])
             if ring.copied_as or (ring.process_state == "elsewhere" and ring.pid not in running):
-                yield path.name, bytes(ring.data)  # its state is that of the copy, or unknown here
+                yield path.name, data  # its state is that of the copy, or unknown here
                 continue
             state = "running" if ring.pid in running else ring.process_activity
-            yield path.name, copied(bytes(ring.data), _STATE_OF.get(state, state), records)
+            yield path.name, copied(data, _STATE_OF.get(state, state), records)
         except RingError:
             continue
 

@@ -24,6 +24,7 @@ from .files import ANYONE, anyone_may_remove, read_file, trusted_owners
 SUFFIX = ".ucring"
 _MAGIC = b"UCRING01"
 _DAY = 86400.0
+CLEAN_CLOSE = 1  # a flag in the header: the process has closed its ring
 MOST_META = 1 << 20  # bytes of what a process writes about itself
 
 
@@ -170,6 +171,8 @@ def is_alive(path: Path) -> bool | None:
         head = read_file(path, ANYONE, size=96)
         if len(head) < 96 or head[:8] != _MAGIC:
             return None
+        if head[28] & CLEAN_CLOSE:
+            return False
         begin, length = (int.from_bytes(head[at : at + 8], "little") for at in (80, 88))
         meta = json.loads(read_file(path, ANYONE, at=begin, size=min(length, MOST_META)))
     except (OSError, ValueError, RecursionError):
@@ -201,10 +204,11 @@ def clean(
     """Removes rings of ended processes: those older than `max_age_days`, then the oldest beyond the bounds.
 
     Rings of running processes, files that are not rings, and those of other users stay. So do rings of other
-    hosts, whose processes may be running; they are removed if nobody has written to them for ten times
-    `max_age_days`. Returns the removed paths.
+    hosts and PID namespaces, which were not closed: their processes may be running. They are removed when
+    they are as old as ten times `max_age_days`, and the oldest beyond the bounds when they are `max_age_days`
+    old. Returns the removed paths.
     """
-    found, unknown = [], []
+    found = []
     owners = trusted_owners(folder)
     for path in folder.glob(f"*{SUFFIX}"):
         try:
@@ -213,19 +217,17 @@ def clean(
             continue
         if info.st_uid not in owners:
             continue
-        if (alive := is_alive(path)) is not None:
+        if (alive := is_alive(path)) is not None or _is_ring(path):
             found.append((info.st_mtime, info.st_size, path, alive))
-        elif info.st_mtime < time.time() - 10 * max_age_days * _DAY and _is_ring(path):
-            unknown.append(path)
     total, count = sum(size for _, size, _, _ in found), len(found)
     oldest_allowed = time.time() - max_age_days * _DAY
+    unknown_allowed = time.time() - 10 * max_age_days * _DAY
     removed = []
-    for path in unknown:
-        with contextlib.suppress(OSError):
-            path.unlink()
-            removed.append(path)
-    for modified, size, path, alive in sorted(found):
-        if alive or (modified >= oldest_allowed and total <= max_bytes and count <= max_files):
+    for modified, size, path, alive in sorted(found, key=lambda one: one[:3]):
+        beyond = total > max_bytes or count > max_files
+        if alive or (alive is None and modified >= (oldest_allowed if beyond else unknown_allowed)):
+            continue
+        if modified >= oldest_allowed and not beyond:
             continue
         try:
             path.unlink()

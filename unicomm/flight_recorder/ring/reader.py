@@ -26,6 +26,7 @@ from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks, printable, te
 from .call_path import CallPath, Frame, Whose, user_frame
 from .files import ANYONE, MOST_BYTES, read_file, trusted_owners
 from .folder import (
+    CLEAN_CLOSE,
     MOST_META,
     SUFFIX,
     boot_id,
@@ -36,8 +37,13 @@ from .folder import (
 )
 
 MAGIC = b"UCRING01"
-VERSION = 2
-READABLE = (1, VERSION)  # in version 1, frames had no callers
+VERSION = 3
+READABLE = (
+    1,
+    2,
+    VERSION,
+)  # in version 1, frames had no callers; before 3, all records were overwritten in turn
+_WITH_SKIPPED = 3
 ERRORS = {0: "", 1: "timeout", 2: "peer lost", 3: "mismatch", 4: "aborted", 5: "internal"}
 ERRORS |= {6: "deadlock", 7: "unsupported", 8: "silent corruption", 100: "error"}
 UNKNOWN_ERROR = 100
@@ -49,6 +55,7 @@ GRAPH = CAPTURED | REPLAYED | REPLAY
 INPUT_CHECKSUM, OUTPUT_CHECKSUM, COMPARED = 128, 256, 512
 CHECKSUMS = INPUT_CHECKSUM | OUTPUT_CHECKSUM | COMPARED
 ENCODED = 1024  # the elements travelled in a wire format, and the record has the bytes that were sent
+FROM_ANY = 2048  # a receive from any rank, whose sender is known now
 _IN_KIB = 1 << 31  # `sent` of a record: bytes, or from this on KiB
 
 _TEXT = [("off", "<u4"), ("len", "<u4")]
@@ -71,7 +78,8 @@ HEADER = _layout(
     ("<u4", "frame_size frame_count frames_dropped strings_dropped"),
     ("<u8", "heap_off heap_cap heap_used rec_off"),
     ("<u4", "rec_cap rec_size"),
-    ("<u8", "rec_next"),
+    ("<u8", "rec_next rec_skipped"),
+    ("V56", "pad"),
 )
 COMM = _layout(
     (_TEXT, "name backend uid ranks"),
@@ -97,7 +105,6 @@ RECORD = _layout(
     ("<u8", "output_checksum"),
 )
 _COMM_NUMBERS = ("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed")
-_CLEAN_CLOSE = 1
 # The state of the process when a copy was made (copies.py). The copy's flags hold its index here, from bit 8
 # on.
 COPY_STATES = ("", "running", "sleeping", "stopped", "killed", "ended")
@@ -330,6 +337,10 @@ class Ring:
         kept: npt.NDArray[np.bool_] = self._passed(self.records["id"])
         return kept
 
+    def is_kept(self, record: Any) -> bool:
+        """As `kept`, for one record."""
+        return bool(self._passed(record["id"]))
+
     # --- meaning -----------------------------------------------------------------------------------
 
     @property
@@ -348,17 +359,18 @@ class Ring:
     @property
     def total(self) -> int:
         """The number of records the process has begun, overwritten ones included."""
-        return int(self.header["rec_next"])
+        skipped = int(self.header["rec_skipped"]) if int(self.header["version"]) >= _WITH_SKIPPED else 0
+        return max(int(self.header["rec_next"]) - skipped, 0)
 
     @property
     def wrapped(self) -> bool:
         """Whether records were overwritten."""
-        return self.total > int(self.header["rec_cap"])
+        return int(self.header["rec_next"]) > int(self.header["rec_cap"])
 
     @property
     def closed(self) -> bool:
         """Whether the process closed its ring, that is, ended without being killed."""
-        return bool(int(self.header["flags"]) & _CLEAN_CLOSE)
+        return bool(int(self.header["flags"]) & CLEAN_CLOSE)
 
     def _name(self, table: str, code: int) -> str:
         names = self.meta.get(table)
@@ -450,7 +462,7 @@ class Ring:
             return True  # who ends well removes it, unless it is to be kept
         except OSError:
             return False
-        return head is not None and bool(int(head["flags"]) & _CLEAN_CLOSE)
+        return head is not None and bool(int(head["flags"]) & CLEAN_CLOSE)
 
     def _begun_since(self) -> int:
         """The number of records that the process had begun when the ring had been read."""

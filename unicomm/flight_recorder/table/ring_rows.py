@@ -14,6 +14,7 @@ from unicomm.flight_recorder.ring.reader import (
     ASYNC,
     BATCH,
     ERRORS,
+    FROM_ANY,
     GRAPH,
     P2P,
     RECORD,
@@ -25,7 +26,7 @@ from unicomm.flight_recorder.ring.reader import (
 from unicomm.flight_recorder.texts import printable
 
 from .checksums import Checksums
-from .table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Column, Group, Source
+from .table import ENDED, KILLED, RUNNING, STOPPED, TOOK_ANY, UNKNOWN, Column, Group, Source
 from .table_store import TableStore
 
 _MOST = np.iinfo(np.int64).max
@@ -77,6 +78,7 @@ class RingTableBuilder(TableStore):
         process = process or _PROCESS.get(ring.process_state, UNKNOWN)
         if process in (RUNNING, STOPPED) and not as_of_ns:
             as_of_ns = ring.real_ns(ring.now_ns) if ring.copied_as else time.time_ns()
+        self._tell_of_losses(ring)
         records, kept = ring.records, ring.kept
         groups = np.fromiter((self._ring_group(c) for c in ring.comms), np.int32, len(ring.comms))
         own = [self._ring_rank(ring, c, int(g)) for c, g in zip(ring.comms, groups, strict=True)]
@@ -123,7 +125,6 @@ class RingTableBuilder(TableStore):
         source.pid, source.host, source.wrapped, source.exact_p2p = ring.pid, ring.host, ring.wrapped, True
         source.runs_here = ring.runs_here
         source.overwritten = max(0, ring.total - len(ring.records))  # of all ranks that share the ring
-        self._tell_of_losses(ring)
         for comm in (c for c in comms if c.listed):
             index = int(groups[comm.index])
             # The ring has 64 bits without a sign, of which a damaged one may use the last.
@@ -152,7 +153,9 @@ class RingTableBuilder(TableStore):
             "peer": peer,
             "state": np.clip(records["state"], 1, 4).astype(np.uint8),
             "error": np.where(np.isin(errors, list(ERRORS)), errors, UNKNOWN_ERROR).astype(np.uint8),
-            "flags": (flags & (ASYNC | BATCH | GRAPH)).astype(np.uint8),
+            "flags": ((flags & (ASYNC | BATCH | GRAPH)) | ((flags & FROM_ANY) != 0) * TOOK_ANY).astype(
+                np.uint8
+            ),
             "frame": self._ring_frames(ring, records["frame"]),
             "thread": self._ring_threads(records["tid"]),
         }

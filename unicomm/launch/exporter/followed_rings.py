@@ -37,14 +37,18 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass
 class _Place:
-    """How far a ring is counted: up to record `seen`, without the records `pending`, which had not ended."""
+    """How far a ring is counted: up to record `seen`, without the records `pending`, which had not ended.
+
+    `begun`: how many records there were, without the places that are left out for those under way.
+    """
 
     seen: int = 0
+    begun: int = 0
     pending: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def advance(self, ring: Ring) -> tuple[Column, int]:
         """Returns which records are to be counted now, and how many were lost."""
-        newest, capacity = ring.total, int(ring.header["rec_cap"])
+        newest, capacity = int(ring.header["rec_next"]), int(ring.header["rec_cap"])
         oldest = max(0, newest - capacity)  # the newest record that is surely overwritten
         ids = ring.records["id"].astype(np.int64)
         ended = ring.records["state"] >= State.COMPLETED
@@ -54,10 +58,10 @@ class _Place:
         count = ended & np.isin(ids, wanted)
         left = wanted[~np.isin(wanted, ids[count])]  # also records that were being written just now
         left_out = np.isin(left % capacity, kept % capacity) & ~np.isin(left, kept)
-        self.pending = left[~left_out & ((left > oldest) | np.isin(left, kept))]
-        lost = max(0, oldest - self.seen) - len(passed)
-        lost += int(np.count_nonzero(~left_out)) - len(self.pending)
-        self.seen = newest
+        before, self.pending = self.pending, left[~left_out & ((left > oldest) | np.isin(left, kept))]
+        fresh = len(before) + ring.total - self.begun
+        lost = max(0, fresh - int(np.count_nonzero(count)) - len(self.pending))
+        self.seen, self.begun = newest, ring.total
         return count, lost
 
 

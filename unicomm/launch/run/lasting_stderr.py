@@ -7,9 +7,17 @@ the verdict file nor the exit code nor the restarts of the ranks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any, TextIO, cast
+
+_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
+_PIECE = 1024  # characters
+_PATIENCE = 5.0  # seconds for a reader to make room
 
 
 class _Lasting:
@@ -22,8 +30,11 @@ class _Lasting:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._giving_up():
-            self._stream.write(text)
+        # In pieces that the stream's buffer holds: of a longer one the rest is lost when a pipe is full.
+        for at in range(0, len(text), _PIECE):
+            with self._giving_up():
+                self._stream.write(text[at : at + _PIECE])
+                self._stream.flush()
         return len(text)
 
     def flush(self) -> None:
@@ -31,21 +42,41 @@ class _Lasting:
             self._stream.flush()
 
     @contextlib.contextmanager
-    def _giving_up(self) -> Any:
+    def _giving_up(self) -> Iterator[None]:
         try:
             yield
-        except OSError:
-            with contextlib.suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
-                self._stream.flush()  # what was kept back
+        except BlockingIOError:
+            self._flush_slowly()
+        except OSError as error:
+            if error.errno in _GONE:
+                self._go_nowhere()
         except ValueError:  # it is closed
             pass
 
+    def _flush_slowly(self) -> None:
+        """Writes to a pipe that does not block, and that its reader has let become full."""
+        end = time.monotonic() + _PATIENCE
+        while (left := end - time.monotonic()) > 0:
+            try:
+                select.select([], [self._stream], [], left)
+                self._stream.flush()
+                break
+            except BlockingIOError:
+                continue
+            except (OSError, ValueError):
+                self._go_nowhere()
+                break
+
+    def _go_nowhere(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+            self._stream.flush()  # what was kept back
+
 
 @contextlib.contextmanager
-def lasting_stderr() -> Any:
+def lasting_stderr() -> Iterator[None]:
     """While it lasts, writing to `sys.stderr` does not fail."""
     before = sys.stderr
     if before is None:
