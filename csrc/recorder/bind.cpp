@@ -84,6 +84,7 @@ void export_constants(nb::module_& m) {
     m.attr("RECORD_OUTPUT_CHECKSUM") = int(ring::kOutputChecksum);
     m.attr("RECORD_COMPARED") = int(ring::kCompared);
     m.attr("RECORD_ENCODED") = int(ring::kEncoded);
+    m.attr("RECORD_FROM_ANY") = int(ring::kFromAny);
     m.attr("RECORD_OTHER_ERROR") = ring::kOtherError;
     m.attr("COMM_OPEN") = int(ring::kOpen);
     m.attr("COMM_FINALIZED") = int(ring::kFinalized);

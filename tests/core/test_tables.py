@@ -61,7 +61,7 @@ def test_states_flags_and_errors():
     assert {v: k for k, v in states.items()} == ring.STATES
     flags = enum("recorder/ring.hpp", "RecordFlags")
     names = ("ASYNC", "P2P", "BATCH", "RECEIVE", "CAPTURED", "REPLAYED", "REPLAY")
-    names += ("INPUT_CHECKSUM", "OUTPUT_CHECKSUM", "COMPARED", "ENCODED")
+    names += ("INPUT_CHECKSUM", "OUTPUT_CHECKSUM", "COMPARED", "ENCODED", "FROM_ANY")
     assert flags == constants("RECORD", *names)
     assert flags == {flat(name): getattr(ring, name) for name in names}
     assert list(flags.values()) == [getattr(recording, name) for name in names]

@@ -11,4 +11,5 @@ CAPTURED, REPLAYED, REPLAY = _core.RECORD_CAPTURED, _core.RECORD_REPLAYED, _core
 INPUT_CHECKSUM, OUTPUT_CHECKSUM = _core.RECORD_INPUT_CHECKSUM, _core.RECORD_OUTPUT_CHECKSUM
 COMPARED = _core.RECORD_COMPARED  # the ranks have compared the checksums of their outputs
 ENCODED = _core.RECORD_ENCODED  # elements in a wire format
+FROM_ANY = _core.RECORD_FROM_ANY
 OTHER_ERROR = _core.RECORD_OTHER_ERROR  # the error code of an error that is no fault
