@@ -326,7 +326,6 @@ uint64_t Writer::begin(const NewRecord& n) {
     std::memcpy(r.out_dims, n.out_dims, sizeof r.out_dims);
     r.error = 0;
     r.id.store(id, std::memory_order_release);
-    __builtin_prefetch(&recs_[id & mask_], 1);  // the next operation looks at it first
     Comm& c = comms_[n.comm];
     if (n.flags & kP2P) {
         c.p2p_created.fetch_add(1, std::memory_order_relaxed);
