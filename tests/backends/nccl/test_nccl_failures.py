@@ -46,10 +46,10 @@ def handle(comm: Communicator) -> ctypes.c_void_p:
     return ctypes.c_void_p(comm.unsafe_backend._handle.comm)
 
 
-def pair(mock_nccl, waits, absent, raised, timeout=60.0):
+def pair(mock_nccl, waits, absent, raised, timeout=60.0, **options):
     """`waits(comm)` on rank 0, whose error is returned; rank 1 calls `absent` and waits for that error.
 
-    `absent` gets an event, too, which that error sets.
+    `absent` gets an event, too, which that error sets. `options` are those of the communicator.
     """
     over = threading.Event()
     errors = []
@@ -65,7 +65,7 @@ def pair(mock_nccl, waits, absent, raised, timeout=60.0):
         finally:
             over.set()
 
-    run_ranks(program, 2, backend=mock_nccl, timeout=timeout)
+    run_ranks(program, 2, backend=mock_nccl, timeout=timeout, **options)
     return errors[0]
 
 
@@ -81,6 +81,58 @@ def test_a_rank_that_does_not_come_is_named_with_its_place(mock_nccl, raised):
     assert "timed out after 1 s: rank 1 had not arrived; rank 1 was last in barrier #1 (" in first
     assert __file__ in first
     assert any(line.startswith("  verdict (ranks of the whole job): ") for line in rest)
+
+
+HOST_WAITS = {
+    "collective": lambda comm, x, limit: comm.broadcast(x, 0, True, timeout=limit),
+    "message": lambda comm, x, limit: comm.send(x, 1, True, timeout=limit),
+    "group": lambda comm, x, limit: comm.all_to_all_v_single(
+        x, torch.ones(4), [2, 2], [2, 2], True, timeout=limit
+    ),
+}
+
+
+@pytest.mark.parametrize("blocking", ["1", "0"])
+@pytest.mark.parametrize("call", HOST_WAITS)
+def test_a_call_that_waits_on_the_host_is_ended(mock_nccl, raised, monkeypatch, call, blocking):
+    """As the library's do that connect to a peer: the caller gets no Work that could tell of the deadline."""
+    monkeypatch.setenv("NCCL_MOCK_LAZY_CONNECT", "1")
+
+    def waits(comm: Communicator) -> None:
+        HOST_WAITS[call](comm, torch.ones(4), 1)
+
+    error = pair(mock_nccl, waits, lambda comm, over: None, raised, hints={"blocking": blocking})
+    assert (type(error), error.culprits) == (CommTimeoutError, (1,))
+    assert "timed out after 1 s: rank 1 had not arrived" in error.message
+
+
+def test_a_call_that_waits_on_the_host_hears_of_an_abort(mock_nccl, raised, monkeypatch):
+    monkeypatch.setenv("NCCL_MOCK_LAZY_CONNECT", "1")
+
+    def waits(comm: Communicator) -> None:
+        HOST_WAITS["collective"](comm, torch.ones(4), 8)
+
+    error = pair(mock_nccl, waits, lambda comm, over: comm.abort(), raised)
+    assert (type(error), error.culprits) == (AbortedError, (1,))
+
+
+def test_an_abort_ends_a_call_that_waits_on_the_host(mock_nccl, raised, monkeypatch, eventually):
+    monkeypatch.setenv("NCCL_MOCK_LAZY_CONNECT", "1")
+
+    def waits(comm: Communicator) -> None:
+        def end() -> None:
+            eventually(lambda: comm._engine.executor.running is not None)
+            comm.abort()
+
+        other = threading.Thread(target=end)
+        other.start()
+        try:
+            HOST_WAITS["collective"](comm, torch.ones(4), 60)
+        finally:
+            other.join(60)
+
+    error = pair(mock_nccl, waits, lambda comm, over: None, raised)
+    assert (type(error), error.culprits) == (AbortedError, (0,))
 
 
 def test_a_message_that_nobody_sends_names_the_sender(mock_nccl, raised):

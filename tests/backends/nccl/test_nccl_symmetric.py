@@ -13,7 +13,7 @@ from tests.backends.nccl.test_nccl_processes import run
 from tests.mocks.nccl.kinds import of, streams_of
 from unicomm import Communicator
 from unicomm.backends.nccl.window_table import WindowTable
-from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.errors import CommTimeoutError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 from unicomm.testing import run_ranks
 
@@ -107,6 +107,29 @@ def test_copies_and_addresses(name):
             heap.domain.fetch_add(x, 1, 0, 0)
 
     run_ranks(program, 3, backend=name)
+
+
+def test_an_absent_rank_is_waited_for_until_the_timeout(monkeypatch, raised):
+    """With blocking=0 the library goes on connecting after its call has returned."""
+    of("nccl-new")
+    monkeypatch.setenv("NCCL_MOCK_LAZY_CONNECT", "1")
+    over = threading.Event()
+
+    def program(comm: Communicator) -> BaseException | None:
+        if comm.get_rank() == 1:
+            assert over.wait(60)
+            return None
+        backend = comm.unsafe_backend
+        table = WindowTable(backend._handle, backend._windows, backend._registrations, backend.device_copies)
+        try:
+            return raised(table.init, table.unique_id(2, 1 << 16)[1], 0, 2, "heap", 0.3)
+        finally:
+            comm.abort()
+            over.set()
+
+    error = run_ranks(program, 2, backend="nccl-new", hints={"blocking": "0"})[0]
+    assert type(error) is CommTimeoutError
+    assert "not all ranks initialised symmetric memory in time" in error.message
 
 
 def test_allocations_are_agreed_on():

@@ -164,6 +164,19 @@ void Comm::look_at_peers() {
 }
 
 bool Comm::exchange(const void* mine, size_t bytes, void* all) {
+    std::set<int> peers;
+    for (int peer = 0; peer < nranks; ++peer) peers.insert(peer);
+    memmove(static_cast<char*>(all) + rank * bytes, mine, bytes);
+    return exchange_with(peers, mine, bytes, all, true);
+}
+
+bool Comm::meet(const std::set<int>& peers) {
+    std::vector<char> all(nranks);
+    return exchange_with(peers, "", 1, all.data(), false);
+}
+
+bool Comm::exchange_with(const std::set<int>& peers, const void* mine, size_t bytes, void* all,
+                         bool while_revoked) {
     std::lock_guard one(control);
     {
         std::lock_guard lock(mutex);
@@ -172,15 +185,15 @@ bool Comm::exchange(const void* mine, size_t bytes, void* all) {
     Signature none;
     memset(&none, 0, sizeof none);
     char* out = static_cast<char*>(all);
-    memmove(out + rank * bytes, mine, bytes);
     std::vector<Transfer> transfers;
-    for (int peer = 0; peer < nranks; ++peer) {
+    for (int peer : peers) {
         if (peer == rank) continue;
         transfers.push_back(Transfer::send(kControl, rank, peer, mine, bytes, false));
         transfers.push_back(Transfer::receive(kControl, rank, peer, out + peer * bytes, bytes));
     }
+    auto ended = [&] { return aborted || (revoked && !while_revoked); };
     bool all_done = false;
-    while (!all_done && !aborted) {
+    while (!all_done && !ended()) {
         uint32_t seen = segment->bell(rank);
         bool moved = false;
         all_done = true;
@@ -191,7 +204,7 @@ bool Comm::exchange(const void* mine, size_t bytes, void* all) {
         if (all_done) break;
         look_at_peers();
         if (state == kRemoteError) break;
-        if (!moved && !aborted) segment->wait(rank, seen, 50);
+        if (!moved && !ended()) segment->wait(rank, seen, 50);
     }
     std::lock_guard lock(mutex);
     --inside;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,8 @@ struct Comm : std::enable_shared_from_this<Comm> {
     std::map<int, OwnReduction> reductions;
     std::map<void*, size_t> registered;
     std::map<void*, Window> windows;
+    std::set<int> met_peers;                     // with whom messages have connected, and
+    std::set<std::string> met_collectives;       // which collectives have: see NCCL_MOCK_LAZY_CONNECT
     uint64_t awaited[kMaxRanks][kSignals] = {};  // signals of each rank that a wait has taken
     int next_reduction = 0, next_window = 0, shrinks = 0, grows = 0;
     bool growing = false;
@@ -81,6 +84,12 @@ struct Comm : std::enable_shared_from_this<Comm> {
     void look_at_peers();
     // Gathers `bytes` of every rank, in rank order. False when aborted.
     bool exchange(const void* mine, size_t bytes, void* all);
+    // Waits until these ranks have called this, too. False when aborted or revoked.
+    bool meet(const std::set<int>& peers);
+
+  private:
+    bool exchange_with(const std::set<int>& peers, const void* mine, size_t bytes, void* all,
+                       bool while_revoked);
 };
 using CommPtr = std::shared_ptr<Comm>;
 

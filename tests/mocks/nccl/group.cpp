@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -161,6 +162,58 @@ void launch(std::vector<Pending> pending) {
     }
 }
 
+// The host waits where the real library connects: at the first message with a peer, and at the first call of
+// each collective.
+Result connect(const std::vector<Pending>& pending) {
+    std::map<CommPtr, std::pair<std::set<int>, std::set<std::string>>> fresh;
+    for (const Pending& p : pending) {
+        const Operation& o = *p.operation;
+        auto [kind, peer, sends] = o.queue;
+        std::lock_guard lock(o.comm->mutex);
+        if (kind == kPointToPoint && o.comm->met_peers.insert(peer).second) fresh[o.comm].first.insert(peer);
+        if (kind == kCollective && o.comm->met_collectives.insert(o.signature.function).second)
+            fresh[o.comm].second.insert(o.signature.function);
+    }
+    for (auto& [comm, missing] : fresh) {
+        std::set<int> everyone;
+        for (int rank = 0; rank < comm->nranks; ++rank) everyone.insert(rank);
+        bool met = comm->meet(missing.first);
+        for (size_t i = 0; i < missing.second.size(); ++i) met = met && comm->meet(everyone);
+        if (!met) return comm->state == kRemoteError ? kRemoteError : kInternalError;
+    }
+    return kSuccess;
+}
+
+// Puts operations into their streams, with NCCL_MOCK_LAZY_CONNECT=1 once they are connected.
+Result connect_and_launch(std::vector<Pending> pending) {
+    if (!environment("NCCL_MOCK_LAZY_CONNECT")) {
+        launch(std::move(pending));
+        return kSuccess;
+    }
+    bool blocking = pending.empty();
+    std::set<CommPtr> comms;
+    for (const Pending& p : pending) {
+        comms.insert(p.operation->comm);
+        blocking |= p.operation->comm->settings.blocking();
+    }
+    auto kept = std::make_shared<std::vector<Pending>>(std::move(pending));
+    auto work = [kept] {
+        Result result = connect(*kept);
+        if (result == kSuccess) launch(std::move(*kept));
+        return result;
+    };
+    if (blocking) return work();
+    for (const CommPtr& comm : comms) comm->state = kInProgress;
+    start_thread([comms, work] {
+        Result result = work();
+        for (const CommPtr& comm : comms) {
+            int expected = kInProgress;
+            comm->state.compare_exchange_strong(expected, result);
+        }
+    });
+    return kInProgress;
+}
+
 Result start(const Task& task) {
     if (task.blocking) return task.work();
     task.comm->state = kInProgress;
@@ -223,7 +276,7 @@ Result submit(Call& call, std::unique_ptr<Operation> operation) {
     }
     std::vector<Pending> one;
     one.push_back(std::move(p));
-    launch(std::move(one));
+    if (Result connected = connect_and_launch(std::move(one))) return call.done(connected);
     if (comm->settings.blocking() || !environment("NCCL_MOCK_SLOW_ENQUEUE")) return call.done();
     comm->busy_polls = 2;
     return call.done(kInProgress);
@@ -266,8 +319,8 @@ EXPORT Result ncclGroupEnd() {
         comm.busy_polls = 2;
         result = kInProgress;
     }
-    launch(std::move(ended.pending));
-    return call.done(result);
+    Result connected = connect_and_launch(std::move(ended.pending));
+    return call.done(connected == kSuccess ? result : connected);
 }
 
 EXPORT Result ncclGroupSimulateEnd(SimInfo* info) {

@@ -18,7 +18,8 @@
 // what its receiver expected; NCCL_MOCK_PEER_ERRORS=1 makes dead and aborted peers remote errors;
 // NCCL_MOCK_LSA=N lets N neighbours address each other's windows, and nobody else;
 // NCCL_MOCK_INIT_ERROR=CODE[@RANK] fails initialisation; NCCL_MOCK_SLOW_ENQUEUE=1 lets calls of
-// non-blocking communicators say "in progress" first.
+// non-blocking communicators say "in progress" first; NCCL_MOCK_LAZY_CONNECT=1 lets the first call of each
+// collective, and the first message with a peer, wait on the host for the other ranks.
 #include "abi.hpp"
 #include "comm.hpp"
 #include "group.hpp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -47,18 +48,22 @@ class Handle:
         """Returns the native pointer of the current stream."""
         return self.streams.handle(self.streams.current())
 
-    def check(self, function: str, result: int) -> None:
-        """Raises the error of a failed call. With blocking=0, waits until the call's host part is done."""
+    def check(self, function: str, result: int, deadline: float = math.inf) -> None:
+        """Raises the error of a failed call. With blocking=0, waits until the call's host part is done.
+
+        At an operation's deadline the watchdog aborts, which ends this wait. Other callers pass a `deadline`
+        by the monotonic clock, at which the wait returns.
+        """
         if result == IN_PROGRESS:
-            result = self._await_host_part()
+            result = self._await_host_part(deadline)
         if result != SUCCESS:
             self.library.check(function, result, self.comm, self.log_position)
 
-    def _await_host_part(self) -> int:
+    def _await_host_part(self, deadline: float) -> int:
         while True:
             with self.lock:
                 result = self.library.state_of(self.alive())
-            if result != IN_PROGRESS:
+            if result != IN_PROGRESS or time.monotonic() >= deadline:
                 return result
             time.sleep(20e-6)
 

@@ -103,7 +103,7 @@ class WindowTable:
         place, minimum = flag.data_ptr(), type_codes.op_code(RedOpType.MIN)
         comm, stream = handle.alive(), handle.stream()
         result = handle.native.all_reduce(place, place, 1, type_codes.BYTE, minimum, comm, stream)
-        handle.check("AllReduce", result)
+        handle.check("AllReduce", result, deadline)
         done = handle.streams.record(handle.streams.current())
         while not handle.streams.is_over(done):
             if (error := handle.late_error()) is not None:

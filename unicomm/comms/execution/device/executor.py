@@ -6,8 +6,10 @@
 
 The caller never waits for the device. One watchdog thread per process looks at the oldest operation of each
 communicator, asks the backend for late errors, and ends what is overdue; the error is raised at the next
-`wait` or call on this rank. An operation that a graph captures is not watched: it runs when the graph is
-replayed, and each replay is watched (graphs.py).
+`wait` or call on this rank. A backend's call may itself wait on the host, for example until a peer connects.
+So the operation is watched from before that call, which the abort of an overdue operation ends. An operation
+that a graph captures is watched during the call only: it runs when the graph is replayed, and each replay is
+watched (graphs.py).
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ class StreamExecutor(Executor):
         self._last: StreamWork | None = None  # which the next operation has to follow, on whatever stream
         self._last_captured: StreamWork | None = None  # the same within a graph
         self._clock = DeviceClock(streams)
+        self._entering: IssuedOperation | None = None  # a thread is in the backend's calls for it
+        self._calls_ended = False  # by the watchdog; then the communicator is broken
         self._running: deque[IssuedOperation] = deque()
         self._given_up: list[IssuedOperation] = []  # failed, but their stream may still use the tensors
         self._lock = threading.RLock()  # a callback may issue operations
@@ -102,25 +106,33 @@ class StreamExecutor(Executor):
         assert run is not None
         if op.spans:
             run = _within_events(op, run)
-        if stream is current:
-            run()
-        else:
-            with streams.use(stream):
-                run()
-        work._after = streams.record(stream)
-        if capture is not None:
-            # An operation on the current stream is ordered by that stream.
-            self._last_captured = work if op.async_op else None
-            self._capture(capture, op, work)
-            return work
-        self._last = work
         op.deadline = op.issued_ns / 1e9 + op.timeout
-        op.run = None
-        if not op.async_op and streams.frees_in_order:
-            op.calls = ()  # the allocator keeps the tensors' memory until the stream is through
-        with self._lock:
-            self._running.append(op)
+        outer, self._entering = self._entering, op
         watchdog.watch(self)
+        try:
+            if stream is current:
+                run()
+            else:
+                with streams.use(stream):
+                    run()
+            work._after = streams.record(stream)
+            if capture is not None:
+                # An operation on the current stream is ordered by that stream.
+                self._last_captured = work if op.async_op else None
+                self._capture(capture, op, work)
+                return work
+            self._last = work
+            op.run = None
+            if not op.async_op and streams.frees_in_order:
+                op.calls = ()  # the allocator keeps the tensors' memory until the stream is through
+            with self._lock:
+                self._running.append(op)
+        except CommError:
+            if (cause := self._engine.broken) is None:
+                raise
+            raise cause.again(cause.message) from None  # the abort has ended the call
+        finally:
+            self._entering = outer
         return work
 
     def run_after_pending(self, job: Callable[[], None]) -> None:
@@ -221,24 +233,30 @@ class StreamExecutor(Executor):
         return None if work._done else self._engine.broken or self._of_symmetric_memory()
 
     @property
+    def running(self) -> IssuedOperation | None:
+        return self._entering
+
+    @property
     def busy(self) -> bool:
-        return bool(self._running or self._given_up)
+        return bool(self._running or self._given_up or self._entering)
 
     def pending(self) -> list[StreamWork]:
         return [op.work for op in list(self._running)]
 
     def drain(self, timeout: float) -> bool:
         end = time.monotonic() + timeout
-        while self._running:
+        while self._running or self._entering:
             self.look(time.monotonic())
-            if self._running and time.monotonic() >= end:
+            if not self._running and not self._entering:
+                break
+            if time.monotonic() >= end:
                 return False
-            if self._running:
-                time.sleep(LOOK / 10)
+            time.sleep(LOOK / 10)
         return True
 
     def look(self, now: float) -> None:
         """Ends the operations that are over. Called by the watchdog and by `drain`."""
+        self._look_at_calls(now)
         engine = self._engine
         with graphs.events_may_be_asked_for() as free, self._lock:
             if not free:
@@ -263,17 +281,30 @@ class StreamExecutor(Executor):
             error = error or engine.broken or self.lookout.heard or self._library_error()
             error = error or self.lookout.lost(oldest, now)
             if error is None and now >= oldest.deadline:
-                error = CommTimeoutError(
-                    f"not finished on the device within {oldest.timeout:g} s",
-                    hint="find out who is missing with `unicomm trace analyze`; "
-                    "comm.set_timeout or timeout= allow more",
-                )
+                error = _overdue(oldest)
             if error is None:
                 self.lookout.waiting(oldest, now)
             else:
                 if isinstance(error, CommError) and error is not engine.broken:
                     error = self.lookout.explained(error, oldest)
                 self._end(error)
+
+    def _look_at_calls(self, now: float) -> None:
+        """Ends the calls of the backend that a thread is in if their operation is overdue or another rank has
+        failed. Asks for no event, so a capture does not matter."""
+        engine = self._engine
+        with self._lock:
+            op = self._entering
+            if op is None or self._calls_ended:
+                return
+            error = engine.broken or self.lookout.heard or (_overdue(op) if now >= op.deadline else None)
+            if error is not None:
+                self._calls_ended = True
+                if error is not engine.broken:
+                    error = self.lookout.explained(error, op)
+                self._fail(op, error)
+            elif not self._running:
+                self.lookout.waiting(op, now)
 
     def _library_error(self) -> CommError | None:
         backend = self._engine.backend
@@ -316,14 +347,9 @@ class StreamExecutor(Executor):
 
     def _end(self, error: BaseException) -> None:
         """Ends the oldest operation with its error, and those behind it with the abort that follows."""
-        engine = self._engine
         first = self._running[0]
-        try:
-            engine.failed(first, error)
-            engine.backend.abort()
-        except Exception:  # of a hook; the works must end all the same
-            logging.getLogger("unicomm").exception("communicator '%s'", engine.name)
-        final = engine.broken or error
+        self._fail(first, error)
+        final = self._engine.broken or error
         while self._running:
             op = self._running.popleft()
             if op.calls and self._may_come(op):
@@ -331,6 +357,14 @@ class StreamExecutor(Executor):
             if op is not first:
                 self._give_up(op.records)
             self._finish(op, error if op is first and isinstance(error, CommError) else final)
+
+    def _fail(self, op: IssuedOperation, error: BaseException) -> None:
+        engine = self._engine
+        try:
+            engine.failed(op, error)
+            engine.backend.abort()
+        except Exception:  # of a hook; the works must end all the same
+            logging.getLogger("unicomm").exception("communicator '%s'", engine.name)
 
     def _may_come(self, op: IssuedOperation) -> bool:
         """Whether the stream may still reach the operation and use its tensors."""
@@ -342,7 +376,14 @@ class StreamExecutor(Executor):
     def forget(self) -> None:
         """Gives everything up in a forked child, but frees nothing: that would use the device."""
         _parents.append((self._running, self._given_up))
-        self._running, self._given_up = deque(), []
+        self._running, self._given_up, self._entering = deque(), [], None
+
+
+def _overdue(op: IssuedOperation) -> CommTimeoutError:
+    return CommTimeoutError(
+        f"not finished on the device within {op.timeout:g} s",
+        hint="find out who is missing with `unicomm trace analyze`; comm.set_timeout or timeout= allow more",
+    )
 
 
 def _within_events(op: IssuedOperation, run: Callable[[], None]) -> Callable[[], None]:
