@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from typing import Any
 
+import pytest
 import torch
 
 import unicomm
@@ -13,7 +16,7 @@ from tests import recorded
 from tests.mocks.nccl.graphs import Together
 from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator
-from unicomm.comms.errors import CommTimeoutError
+from unicomm.comms.errors import AbortedError, CommTimeoutError
 from unicomm.comms.execution.device import graphs
 from unicomm.testing import drain, run_ranks
 
@@ -94,6 +97,49 @@ def test_a_call_that_does_not_return_is_left_alone(mock_nccl, monkeypatch):
         del graph
 
     run_ranks(program, 2, backend=mock_nccl)
+
+
+WAYS = {
+    "short": lambda comm, x: comm.all_reduce(x, SUM, True),
+    "general": lambda comm, x: comm.all_reduce(x, SUM, True, timeout=60),
+    "several calls": lambda comm, x: comm.reduce_scatter(x[:2], [x[2:4], x[4:]], SUM, True, timeout=60),
+    "messages": lambda comm, x: comm.send(x, 1 - comm.get_rank(), True, timeout=60),
+    "barrier": lambda comm, x: comm.barrier(True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_abort_frees_no_communicator_that_a_call_is_about_to_use(
+    mock_nccl, monkeypatch, tmp_path, raised, way
+):
+    from unicomm.backends.nccl import handle as module
+
+    monkeypatch.setattr(module, "_LEAVE_SECONDS", 60.0)
+    log = tmp_path / "calls"
+    monkeypatch.setenv("NCCL_MOCK_LOG", str(log))
+
+    def program(comm: Communicator) -> None:
+        handle = comm.unsafe_backend._handle
+        aborting = threading.Thread(target=comm.abort)
+        native_stream = handle.streams.handle
+
+        def stream(of: Any) -> int:
+            """The call knows its communicator by now, and is not in the library yet."""
+            if aborting.ident is None:
+                aborting.start()
+                aborting.join(0.5)  # time for a wrong end
+            return native_stream(of)
+
+        monkeypatch.setattr(handle.streams, "handle", stream)
+        with contextlib.suppress(AbortedError):
+            WAYS[way](comm, torch.ones(6))
+        aborting.join(60)
+        assert type(raised(comm.barrier, False)) is AbortedError
+
+    run_ranks(program, 2, backend=mock_nccl)
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    assert "ncclCommAbort" in {call["function"] for call in calls}
+    assert [call for call in calls if "no live communicator" in call.get("error", "")] == []
 
 
 def test_a_split_waits_for_what_is_under_way(mock_nccl):

@@ -144,7 +144,7 @@ class NcclBackend(
         creator = Creator(library, setup.device, settings, setup.timeout)
         parent = setup.parent
         if isinstance(parent, NcclBackend) and parent._splits:
-            comm = creator.split(parent._handle.alive(), setup.color, setup.rank)
+            comm = creator.split(parent._handle, setup.color, setup.rank)
         elif setup.reconfiguring and (plan := shrink_and_grow.agree_on_plan(setup, library)) is not None:
             comm = shrink_and_grow.create(plan, setup, library, creator)
         else:
@@ -154,7 +154,7 @@ class NcclBackend(
     def split_away(self, timeout: float) -> None:
         if self._splits:
             handle = self._handle
-            Creator(handle.library, handle.device, [], timeout).split(handle.alive(), NO_COLOR, 0)
+            Creator(handle.library, handle.device, [], timeout).split(handle, NO_COLOR, 0)
 
     def streams(self) -> Streams:
         return self._handle.streams
@@ -162,7 +162,7 @@ class NcclBackend(
     def close(self) -> None:
         handle = self._handle
         with handle.lock:
-            comm, handle.comm = handle.comm, 0
+            comm = handle.take()
             revoked, self._revoked = self._revoked, 0
         with handle.on_device():
             if revoked:
@@ -170,6 +170,7 @@ class NcclBackend(
             if not comm:
                 return
             self._registrations.close(comm)
+            handle.await_calls()
             limit = self._limit(_END_SECONDS)
             result = handle.native.end(comm, limit)
             if result == IN_PROGRESS and limit == _END_SECONDS:
@@ -189,19 +190,20 @@ class NcclBackend(
         handle = self._handle
         locked = handle.lock.acquire(timeout=0.2)
         try:
-            comm, handle.comm = handle.comm, 0
+            comm = handle.take()
+            self._registrations.close(0)  # ends calls on symmetric memory before the communicator is freed
             if comm:
                 with handle.on_device():
                     if self._revokes and self._revoke(comm):
                         self._revoked = comm
                     else:
-                        # The library tells the device first. What it waits for after that must not keep the
-                        # watchdog, which has other communicators to end.
+                        # Kernels and calls on the host end when the library has been told. What it waits for
+                        # after that must not keep the watchdog, which has other communicators to end.
+                        handle.await_calls()
                         handle.native.abort(comm, self._limit(ABORT_SECONDS))
         finally:
             if locked:
                 handle.lock.release()
-        self._registrations.close(0)
 
     def _revoke(self, comm: int) -> bool:
         """Ends the operations of this rank and keeps the communicator for a shrink. Returns the success."""
@@ -304,12 +306,12 @@ class NcclBackend(
         return self._registrations.range_of(tensor, symmetric)
 
     def register(self, tensor: torch.Tensor, symmetric: bool, timeout: float) -> None:
-        with self._handle.on_device():
-            self._registrations.add(self._handle.alive(), tensor, symmetric, timeout)
+        with self._handle.on_device(), self._handle.in_call as comm:
+            self._registrations.add(comm, tensor, symmetric, timeout)
 
     def deregister(self, tensor: torch.Tensor) -> None:
-        with self._handle.on_device():
-            self._registrations.remove(self._handle.alive(), tensor)
+        with self._handle.on_device(), self._handle.in_call as comm:
+            self._registrations.remove(comm, tensor)
 
     def one_sided(self) -> OneSided:
         for function in ("PutSignal", "CommWindowRegister"):

@@ -115,8 +115,8 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         handle = self._handle
-        comm, stream = handle.alive(), handle.stream()
-        with handle.on_device(), handle.group("Send/Recv"):
+        with handle.on_device(), handle.in_call as comm, handle.group("Send/Recv"):
+            stream = handle.stream()
             for send, peer, tensor, _ in messages:
                 function = handle.native.send if send else handle.native.recv
                 result = function(tensor.data_ptr(), tensor.nbytes, type_codes.BYTE, peer, comm, stream)
@@ -134,15 +134,17 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
         if kind is not RedOpType.PREMUL_SUM:
             return code, type_codes.op_code(kind), width
         factor, handle = type_codes.factor_bytes(call.op, dtype), self._handle
-        result, op = handle.native.premul_sum(factor, code, handle.alive())
-        handle.check("RedOpCreatePreMulSum", result)
+        with handle.in_call as comm:
+            result, op = handle.native.premul_sum(factor, code, comm)
+            handle.check("RedOpCreatePreMulSum", result)
         return code, op, width
 
     def _release_op(self, op: int) -> None:
         """Destroys a created reduction. The library keeps its factor for issued operations."""
         if op >= type_codes.FIRST_CREATED_OP:
             handle = self._handle
-            handle.check("RedOpDestroy", handle.native.op_destroy(op, handle.alive()))
+            with handle.in_call as comm:
+                handle.check("RedOpDestroy", handle.native.op_destroy(op, comm))
 
     def direct(self, name: str) -> Prepare | None:
         if (call := self._calls.get(name)) is None:
@@ -169,8 +171,8 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
                 arguments = (*arguments, other)
 
             def issue() -> None:
-                with handle.on_device():
-                    result = function(*arguments, handle.alive(), handle.stream())
+                with handle.on_device(), handle.in_call as comm:
+                    result = function(*arguments, comm, handle.stream())
                     if result != SUCCESS:
                         handle.check(call.name, result)
 
@@ -189,24 +191,27 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
         places = source.data_ptr(), 0 if to is None else to.data_ptr()
         if call.op is None:
             count = unit.nbytes // own.parts
-            result = own.function(*places, count, type_codes.BYTE, *root, handle.alive(), handle.stream())
-            handle.check(own.name, result)
+            with handle.in_call as comm:
+                result = own.function(*places, count, type_codes.BYTE, *root, comm, handle.stream())
+                handle.check(own.name, result)
             return
         dtype, op, width = self._reduction(call)
         try:
             count = unit.numel() * width
-            result = own.function(*places, count, dtype, op, *root, handle.alive(), handle.stream())
-            handle.check(own.name, result)
+            with handle.in_call as comm:
+                result = own.function(*places, count, dtype, op, *root, comm, handle.stream())
+                handle.check(own.name, result)
         finally:
             self._release_op(op)
 
     def _reduce_scatter(self, call: Call) -> None:
         """Runs a group of reduces, each with its own root and size."""
         handle = self._handle
-        to, comm, stream = call.outputs[0], handle.alive(), handle.stream()
+        to = call.outputs[0]
         dtype, op, width = self._reduction(call)
         try:
-            with handle.group("Reduce"):
+            with handle.in_call as comm, handle.group("Reduce"):
+                stream = handle.stream()
                 for root, share in enumerate(call.inputs):
                     at = share.data_ptr()
                     out = to.data_ptr() if root == self._rank else at
@@ -221,8 +226,8 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
     def _meet(self) -> None:
         handle, place = self._handle, self._token.data_ptr()
         op = type_codes.op_code(RedOpType.MAX)
-        with handle.on_device():
-            comm, stream = handle.alive(), handle.stream()
+        with handle.on_device(), handle.in_call as comm:
+            stream = handle.stream()
             result = handle.native.all_reduce(place, place, 1, type_codes.BYTE, op, comm, stream)
             handle.check("AllReduce", result)
 

@@ -12,6 +12,7 @@ from unicomm.comms.errors import CommError
 from unicomm.comms.failures.daemon_pool import call_within
 from unicomm.comms.streams import on_device
 
+from .handle import Handle
 from .library import Library, not_in_time
 from .result_codes import IN_PROGRESS, SUCCESS
 
@@ -65,10 +66,15 @@ class Creator:
             self._library.check("GetUniqueId", result, since=self._log_position)
         return bytes(uid)
 
-    def split(self, parent: int, color: int, key: int) -> int:
+    def split(self, parent: Handle, color: int, key: int) -> int:
         """Splits `parent`. Returns 0 for the color `NO_COLOR`."""
-        arguments = parent, color, key, self._settings, self._timeout
-        return self._create("CommSplit", lambda: self._native.split(*arguments))
+
+        def split() -> tuple[int, int]:
+            with parent.in_call as comm:
+                made: tuple[int, int] = self._native.split(comm, color, key, self._settings, self._timeout)
+                return made
+
+        return self._create("CommSplit", split)
 
     def shrink(self, parent: int, without: Sequence[int]) -> int:
         """Creates a communicator of the parent's other ranks, in their order.

@@ -214,14 +214,14 @@ class Windows(OneSided):
 
     def open(self, at: int, nbytes: int, timeout: float) -> int:
         handle = self._handle
-        with handle.on_device():
-            return open_window(handle.library, handle.alive(), at, nbytes, SYMMETRIC, timeout)
+        with handle.on_device(), handle.in_call as comm:
+            return open_window(handle.library, comm, at, nbytes, SYMMETRIC, timeout)
 
     def close(self, window: int) -> None:
         handle = self._handle
-        with handle.on_device():
-            result = handle.native.window_deregister(handle.alive(), window)
-            handle.library.check("CommWindowDeregister", result, handle.comm)
+        with handle.on_device(), handle.in_call as comm:
+            result = handle.native.window_deregister(comm, window)
+            handle.library.check("CommWindowDeregister", result, comm)
 
     def put(self, window: int, tensor: torch.Tensor, peer: int, offset: int, index: int) -> None:
         place = tensor.data_ptr(), tensor.nbytes, type_codes.BYTE, peer, window, offset
@@ -235,9 +235,9 @@ class Windows(OneSided):
 
     def _issue(self, name: str, function: Callable[..., int], *arguments: int) -> None:
         handle = self._handle
-        with handle.on_device():
+        with handle.on_device(), handle.in_call as comm:
             try:
-                handle.check(name, function(*arguments, handle.alive(), handle.stream()))
+                handle.check(name, function(*arguments, comm, handle.stream()))
             except BackendError as error:
                 if not re.search("RMA|one-sided", error.message):
                     raise

@@ -64,8 +64,7 @@ class WindowTable:
         handle = self._handle
         native = handle.native
         nbytes = int.from_bytes(uid, sys.byteorder) + _core.symm_nccl_windows_reserve(world)
-        with handle.on_device():
-            comm = handle.alive()
+        with handle.on_device(), handle.in_call as comm:
             result, memory = native.mem_alloc(nbytes)
             if not self._all_succeeded(result == SUCCESS, time.monotonic() + timeout):
                 where = "this rank" if result != SUCCESS else "another rank"
@@ -101,9 +100,10 @@ class WindowTable:
         handle = self._handle
         flag = torch.tensor([success], dtype=torch.uint8, device=handle.device)
         place, minimum = flag.data_ptr(), type_codes.op_code(RedOpType.MIN)
-        comm, stream = handle.alive(), handle.stream()
-        result = handle.native.all_reduce(place, place, 1, type_codes.BYTE, minimum, comm, stream)
-        handle.check("AllReduce", result, deadline)
+        with handle.in_call as comm:
+            stream = handle.stream()
+            result = handle.native.all_reduce(place, place, 1, type_codes.BYTE, minimum, comm, stream)
+            handle.check("AllReduce", result, deadline)
         done = handle.streams.record(handle.streams.current())
         while not handle.streams.is_over(done):
             if (error := handle.late_error()) is not None:
