@@ -530,14 +530,29 @@ class NcclLibrary:
     def last_error(self, comm: int, /) -> str: ...
     def unique_id(self) -> tuple[int, bytes]: ...
     def init(
-        self, size: int, id: bytes, rank: int, settings: Sequence[tuple[str, int | str]], /
+        self, size: int, id: bytes, rank: int, settings: Sequence[tuple[str, int | str]], seconds: float, /
     ) -> tuple[int, int]: ...
     def init_scalable(
-        self, size: int, rank: int, ids: Sequence[bytes], settings: Sequence[tuple[str, int | str]], /
+        self,
+        size: int,
+        rank: int,
+        ids: Sequence[bytes],
+        settings: Sequence[tuple[str, int | str]],
+        seconds: float,
+        /,
     ) -> tuple[int, int]: ...
     def split(
-        self, parent: int, color: int, key: int, settings: Sequence[tuple[str, int | str]], seconds: float, /
-    ) -> tuple[int, int]: ...
+        self,
+        parent: int,
+        color: int,
+        key: int,
+        settings: Sequence[tuple[str, int | str]],
+        seconds: float,
+        state: Callable[[], int],
+        /,
+    ) -> tuple[int, int]:
+        """`state()` returns the state of the parent."""
+
     def shrink(
         self,
         parent: int,
@@ -545,8 +560,11 @@ class NcclLibrary:
         settings: Sequence[tuple[str, int | str]],
         abort: bool,
         seconds: float,
+        state: Callable[[], int],
         /,
-    ) -> tuple[int, int]: ...
+    ) -> tuple[int, int]:
+        """`state()` returns the state of the parent."""
+
     def grow(
         self,
         parent: int,
@@ -555,10 +573,11 @@ class NcclLibrary:
         rank: int,
         settings: Sequence[tuple[str, int | str]],
         seconds: float,
+        state: Callable[[], int],
         /,
     ) -> tuple[int, int]:
         """
-        A member passes its communicator, and the id if it has asked for it; a new rank passes parent 0 and the id.
+        A member passes its communicator, and the id if it has asked for it; a new rank passes parent 0 and the id. `state()` returns the state of the parent, and is not called without one.
         """
 
     def comm_unique_id(self, comm: int, /) -> tuple[int, bytes]: ...
@@ -592,8 +611,10 @@ class NcclLibrary:
     def register(self, comm: int, memory: int, bytes: int, /) -> tuple[int, int]: ...
     def deregister(self, comm: int, handle: int, /) -> int: ...
     def window_register(
-        self, comm: int, memory: int, bytes: int, flags: int, seconds: float, /
-    ) -> tuple[int, int]: ...
+        self, comm: int, memory: int, bytes: int, flags: int, seconds: float, state: Callable[[], int], /
+    ) -> tuple[int, int]:
+        """`state()` returns the state of the communicator."""
+
     def window_deregister(self, comm: int, window: int, /) -> int: ...
     def window_pointer(self, comm: int, window: int, /) -> tuple[int, int]: ...
     def premul_sum(self, scalar: bytes, dtype: int, comm: int, /) -> tuple[int, int]:

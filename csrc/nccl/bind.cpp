@@ -89,10 +89,44 @@ using Created = std::pair<int, uintptr_t>;
 Created created(int result, void* what) { return {result, reinterpret_cast<uintptr_t>(what)}; }
 Comm comm_of(uintptr_t comm) { return reinterpret_cast<Comm>(comm); }
 
-template <class Call>
-Created created_from(const Library& self, uintptr_t parent, double seconds, Call call) {
-    auto [result, what] = create_from(self(), comm_of(parent), seconds, call);
+// What a call that creates a communicator reads.
+struct Inputs {
+    FilledConfig config;
+    std::vector<UniqueId> ids;
+    std::vector<int> without;
+
+    Inputs(const Library& library, const Settings& settings) : config(library.version(), settings) {}
+};
+
+// Runs a call that creates something, without the GIL, and waits until it is complete; see `create`.
+template <class In, class Call, class State>
+Created create_within(double seconds, std::unique_ptr<Creation<In>> creation, Call call, State state) {
+    auto [result, what] = create(
+        std::move(creation), seconds,
+        [&](Creation<In>& c) {
+            GilReleased release;
+            return call(c);
+        },
+        state,
+        [] {
+            GilReleased release;
+            pause_briefly();
+        });
     return created(result, what);
+}
+
+// The state of the parent, of which Python code asks: other threads may ask at the same time, or end it.
+auto parent_state(const nb::callable& state) {
+    return [&state](void*) { return nb::cast<int>(state()); };
+}
+
+// The state of the communicator that is created. Nobody else knows it.
+auto own_state(const Library& self) {
+    return [&self](void* made) { return made == nullptr ? kInProgress : state_of(self(), made); };
+}
+
+std::unique_ptr<Creation<Inputs>> creation(const Library& self, const Settings& settings) {
+    return std::unique_ptr<Creation<Inputs>>(new Creation<Inputs>{{self, settings}});
 }
 
 void bind_life(nb::class_<Library>& c) {
@@ -106,85 +140,94 @@ void bind_life(nb::class_<Library>& c) {
         nb::sig("def unique_id(self) -> tuple[int, bytes]"));
     c.def(
         "init",
-        [](const Library& self, int size, const nb::bytes& id, int rank, const Settings& settings) {
-            UniqueId read = read_id<UniqueId>(id);
-            Comm comm = nullptr;
+        [](const Library& self, int size, const nb::bytes& id, int rank, const Settings& settings,
+           double seconds) {
             auto configured = self().CommInitRankConfig;
             auto bare = need(self().CommInitRank, "CommInitRank");
-            FilledConfig config(self.version(), settings);
-            GilReleased release;
-            int result = configured != nullptr ? configured(&comm, size, read, rank, config.get())
-                                               : bare(&comm, size, read, rank);
-            return created(result, comm);
+            auto made = creation(self, settings);
+            made->inputs.ids.push_back(read_id<UniqueId>(id));
+            return create_within(
+                seconds, std::move(made),
+                [&](auto& c) {
+                    const UniqueId& read = c.inputs.ids[0];
+                    return configured != nullptr
+                               ? configured(&c.place, size, read, rank, c.inputs.config.get())
+                               : bare(&c.place, size, read, rank);
+                },
+                own_state(self));
         },
         nb::sig("def init(self, size: int, id: bytes, rank: int, settings: Sequence[tuple[str, int | str]], "
-                "/) -> tuple[int, int]"));
+                "seconds: float, /) -> tuple[int, int]"));
     c.def(
         "init_scalable",
         [](const Library& self, int size, int rank, const std::vector<nb::bytes>& ids,
-           const Settings& settings) {
+           const Settings& settings, double seconds) {
             auto function = need(self().CommInitRankScalable, "CommInitRankScalable");
-            std::vector<UniqueId> read;
-            for (const nb::bytes& id : ids) read.push_back(read_id<UniqueId>(id));
-            FilledConfig config(self.version(), settings);
-            Comm comm = nullptr;
-            GilReleased release;
-            int result =
-                function(&comm, size, rank, static_cast<int>(read.size()), read.data(), config.get());
-            return created(result, comm);
+            auto made = creation(self, settings);
+            for (const nb::bytes& id : ids) made->inputs.ids.push_back(read_id<UniqueId>(id));
+            return create_within(
+                seconds, std::move(made),
+                [&](auto& c) {
+                    auto& read = c.inputs.ids;
+                    return function(&c.place, size, rank, static_cast<int>(read.size()), read.data(),
+                                    c.inputs.config.get());
+                },
+                own_state(self));
         },
         nb::sig("def init_scalable(self, size: int, rank: int, ids: Sequence[bytes], settings: "
-                "Sequence[tuple[str, int | str]], /) -> tuple[int, int]"));
+                "Sequence[tuple[str, int | str]], seconds: float, /) -> tuple[int, int]"));
     c.def(
         "split",
         [](const Library& self, uintptr_t parent, int color, int key, const Settings& settings,
-           double seconds) {
+           double seconds, const nb::callable& state) {
             auto function = need(self().CommSplit, "CommSplit");
-            FilledConfig config(self.version(), settings);
-            GilReleased release;
-            return created_from(self, parent, seconds, [&](Comm* place) {
-                return function(comm_of(parent), color, key, place, config.get());
-            });
+            return create_within(
+                seconds, creation(self, settings),
+                [&](auto& c) {
+                    return function(comm_of(parent), color, key, &c.place, c.inputs.config.get());
+                },
+                parent_state(state));
         },
         nb::sig("def split(self, parent: int, color: int, key: int, settings: Sequence[tuple[str, int | "
-                "str]], seconds: float, /) -> tuple[int, int]"));
+                "str]], seconds: float, state: Callable[[], int], /) -> tuple[int, int]"),
+        "`state()` returns the state of the parent.");
     c.def(
         "shrink",
         [](const Library& self, uintptr_t parent, std::vector<int> without, const Settings& settings,
-           bool abort, double seconds) {
+           bool abort, double seconds, const nb::callable& state) {
             auto function = need(self().CommShrink, "CommShrink");
-            FilledConfig config(self.version(), settings);
-            GilReleased release;
-            return created_from(self, parent, seconds, [&](Comm* place) {
-                return function(comm_of(parent), without.data(), static_cast<int>(without.size()), place,
-                                config.get(), abort ? 1 : 0);
-            });
+            auto made = creation(self, settings);
+            made->inputs.without = std::move(without);
+            return create_within(
+                seconds, std::move(made),
+                [&](auto& c) {
+                    auto& excluded = c.inputs.without;
+                    return function(comm_of(parent), excluded.data(), static_cast<int>(excluded.size()),
+                                    &c.place, c.inputs.config.get(), abort ? 1 : 0);
+                },
+                parent_state(state));
         },
         nb::sig("def shrink(self, parent: int, without: Sequence[int], settings: Sequence[tuple[str, int | "
-                "str]], abort: bool, seconds: float, /) -> tuple[int, int]"));
+                "str]], abort: bool, seconds: float, state: Callable[[], int], /) -> tuple[int, int]"),
+        "`state()` returns the state of the parent.");
     c.def(
         "grow",
         [](const Library& self, uintptr_t parent, int size, const nb::bytes& id, int rank,
-           const Settings& settings, double seconds) {
+           const Settings& settings, double seconds, const nb::callable& state) {
             auto function = need(self().CommGrow, "CommGrow");
-            UniqueId read{};
-            bool has_id = id.size() != 0;
-            if (has_id) read = read_id<UniqueId>(id);
-            FilledConfig config(self.version(), settings);
-            GilReleased release;
-            if (parent == 0) {  // like init: the communicator exists when the call returns
-                Comm comm = nullptr;
-                int result = function(nullptr, size, &read, rank, &comm, config.get());
-                return created(result, comm);
-            }
-            return created_from(self, parent, seconds, [&](Comm* place) {
-                return function(comm_of(parent), size, has_id ? &read : nullptr, rank, place, config.get());
-            });
+            auto made = creation(self, settings);
+            if (id.size() != 0) made->inputs.ids.push_back(read_id<UniqueId>(id));
+            auto call = [&](auto& c) {
+                const UniqueId* read = c.inputs.ids.empty() ? nullptr : c.inputs.ids.data();
+                return function(comm_of(parent), size, read, rank, &c.place, c.inputs.config.get());
+            };
+            return parent != 0 ? create_within(seconds, std::move(made), call, parent_state(state))
+                               : create_within(seconds, std::move(made), call, own_state(self));
         },
         nb::sig("def grow(self, parent: int, size: int, id: bytes, rank: int, settings: Sequence[tuple[str, "
-                "int | str]], seconds: float, /) -> tuple[int, int]"),
+                "int | str]], seconds: float, state: Callable[[], int], /) -> tuple[int, int]"),
         "A member passes its communicator, and the id if it has asked for it; a new rank passes parent 0 and "
-        "the id.");
+        "the id. `state()` returns the state of the parent, and is not called without one.");
     c.def(
         "comm_unique_id",
         [](const Library& self, uintptr_t comm) {
@@ -297,15 +340,18 @@ void bind_memory(nb::class_<Library>& c) {
     plain(c, "deregister", &Functions::CommDeregister, "CommDeregister", "comm handle");
     c.def(
         "window_register",
-        [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes, int flags, double seconds) {
+        [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes, int flags, double seconds,
+           const nb::callable& state) {
             auto function = need(self().CommWindowRegister, "CommWindowRegister");
-            GilReleased release;
-            return created_from(self, comm, seconds, [&](Window* place) {
-                return function(comm_of(comm), as<void*>(memory), bytes, place, flags);
-            });
+            struct Nothing {};
+            return create_within(
+                seconds, std::make_unique<Creation<Nothing>>(),
+                [&](auto& c) { return function(comm_of(comm), as<void*>(memory), bytes, &c.place, flags); },
+                parent_state(state));
         },
         nb::sig("def window_register(self, comm: int, memory: int, bytes: int, flags: int, seconds: float, "
-                "/) -> tuple[int, int]"));
+                "state: Callable[[], int], /) -> tuple[int, int]"),
+        "`state()` returns the state of the communicator.");
     plain(c, "window_deregister", &Functions::CommWindowDeregister, "CommWindowDeregister", "comm window");
     c.def(
         "window_pointer",

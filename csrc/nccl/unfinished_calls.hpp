@@ -16,25 +16,46 @@
 
 namespace unicomm::nccl {
 
-// Runs `call(place)`, which creates something from communicator `parent`, and returns (result, what was
-// created). With blocking=0 the library fills `place` in later, while the parent is in progress. So `place`
-// stays allocated until then, and for good if that takes longer than `seconds`.
-template <class Call>
-std::pair<int, void*> create_from(const Functions& library, Comm parent, double seconds, Call call) {
-    auto place = std::make_unique<void*>(nullptr);
-    int result = call(place.get());
-    if (result != kInProgress) return {result, *place};
+// What a call of the library reads, and the place that it fills in with what it creates.
+template <class Inputs>
+struct Creation {
+    Inputs inputs;
+    void* place = nullptr;
+
+    void* made() const { return __atomic_load_n(&place, __ATOMIC_ACQUIRE); }  // written by another thread
+};
+
+// Runs `call(creation)`, which creates something, and returns (result, what was created). With blocking=0 the
+// library may return success or "in progress", and read the inputs and fill in the place later. So the
+// creation is kept until `state(made)`, the state of the communicator that was asked, is no longer "in
+// progress"; and for good if that takes longer than `seconds`, or `state` throws. `pause` waits between two
+// questions.
+template <class Inputs, class Call, class State, class Pause>
+std::pair<int, void*> create(std::unique_ptr<Creation<Inputs>> creation, double seconds, Call call,
+                             State state, Pause pause) {
+    int result = call(*creation);
+    if (result != kSuccess && result != kInProgress) return {result, nullptr};
+    Creation<Inputs>* kept = creation.release();
     const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    for (;;) {
-        int state = kInProgress;
-        int asked = library.CommGetAsyncError(parent, &state);
-        if (asked != kSuccess) return place.release(), std::pair(asked, static_cast<void*>(nullptr));
-        if (state != kInProgress) return {state, *place};
-        if (std::chrono::steady_clock::now() > end)
-            return place.release(), std::pair(int(kInProgress), static_cast<void*>(nullptr));
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
+    int found;
+    while ((found = state(kept->made())) == kInProgress) {
+        if (std::chrono::steady_clock::now() > end) return {kInProgress, kept->made()};
+        pause();
     }
+    void* made = kept->made();
+    if (made == nullptr && found != kSuccess) return {found, nullptr};
+    // An error that the parent has from before says nothing about what there is.
+    delete kept;
+    return {kSuccess, made};
 }
+
+// The state of a communicator, as CommGetAsyncError tells it.
+inline int state_of(const Functions& library, Comm comm) {
+    int state = kInProgress, asked = library.CommGetAsyncError(comm, &state);
+    return asked == kSuccess ? state : asked;
+}
+
+inline void pause_briefly() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
 
 // Runs `call` in a thread of its own. Returns its result, or kInProgress if it has not returned within
 // `seconds`; the thread then goes on until the process ends, so `call` must own what it uses and hold no
@@ -67,10 +88,7 @@ inline int run_within(double seconds, std::function<int()> call) {
 inline int finalize_and_destroy(const Functions& library, Comm comm) {
     if (library.CommFinalize != nullptr && library.CommFinalize(comm) == kInProgress) {
         // With blocking=0 it continues in the background, and CommDestroy requires that it is complete.
-        for (int state = kInProgress;
-             library.CommGetAsyncError(comm, &state) == kSuccess && state == kInProgress;) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
+        while (state_of(library, comm) == kInProgress) pause_briefly();
     }
     return library.CommDestroy(comm);
 }

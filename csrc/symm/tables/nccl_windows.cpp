@@ -221,11 +221,16 @@ int team_split(Domain domain, int start, int stride, int size, uint64_t deadline
                       "the team of rank " + std::to_string(pe) + " is none, or its members name others",
                       error, {pe});
     double seconds = deadline > now_ns() ? double(deadline - now_ns()) / 1e9 : 0.0;
-    auto [result, comm] = nccl::create_from(self.library(), self.comm, seconds, [&](nccl::Comm* place) {
-        int color = size != 0 ? start : kNoTeam;
-        int place_in_it = size > 1 ? (self.heap->rank - start) / stride : 0;
-        return self.library().CommSplit(self.comm, color, place_in_it, place, nullptr);
-    });
+    struct Split {
+        int color, key;
+    };
+    Split wish{size != 0 ? start : kNoTeam, size > 1 ? (self.heap->rank - start) / stride : 0};
+    auto [result, comm] = nccl::create(
+        std::make_unique<nccl::Creation<Split>>(wish), seconds,
+        [&](auto& c) {
+            return self.library().CommSplit(self.comm, c.inputs.color, c.inputs.key, &c.place, nullptr);
+        },
+        [&](void*) { return nccl::state_of(self.library(), self.comm); }, nccl::pause_briefly);
     if (result != nccl::kSuccess) return failed(self, "CommSplit", result, error);
     if (size == 0) return 0;
     auto made = std::make_unique<WindowDomain>();

@@ -232,8 +232,9 @@ def test_on_shared_memory_nothing_has_to_be_registered(raised):
 # --- windows ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("blocking", ["1", "0"])
 @pytest.mark.parametrize("name", WITH_WINDOWS)
-def test_put_and_signals(name, raised):
+def test_put_and_signals(name, raised, blocking):
     of(name)
 
     def program(comm: Communicator) -> None:
@@ -261,7 +262,7 @@ def test_put_and_signals(name, raised):
         window.free()
         assert type(raised(window.signal, after, False)) is NotReadyError
 
-    run_ranks(program, 3, backend=name)
+    run_ranks(program, 3, backend=name, hints={"blocking": blocking})
 
 
 def test_puts_do_not_count_as_signals():

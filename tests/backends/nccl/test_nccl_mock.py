@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 import time
@@ -123,8 +124,6 @@ def test_an_overdue_operation_breaks_the_communicator(new, raised):
 
 
 def test_late_errors_of_the_library_are_raised(new, raised):
-    import ctypes
-
     c = ctypes.CDLL(of("nccl-new").path)
 
     def program(comm: Communicator) -> None:
@@ -160,8 +159,9 @@ def test_abort_ends_what_runs(new, raised):
     run_ranks(program, 2, backend=new)
 
 
+@pytest.mark.parametrize("blocking", ["1", "0"])
 @pytest.mark.parametrize("by", ["split", "init"])
-def test_split(backend, by):
+def test_split(backend, by, blocking):
     def program(comm: Communicator) -> list[float]:
         half = [r for r in range(4) if r % 2 == comm.get_rank() % 2] if comm.get_rank() < 3 else []
         if comm.get_rank() in (0, 2):
@@ -178,7 +178,8 @@ def test_split(backend, by):
         part.finalize()
         return x.tolist()
 
-    assert run_ranks(program, 4, backend=backend, hints={"split_by": by}) == [[2.0], [1.0], [2.0], []]
+    hints = {"split_by": by, "blocking": blocking}
+    assert run_ranks(program, 4, backend=backend, hints=hints) == [[2.0], [1.0], [2.0], []]
 
 
 def test_ranks_outside_a_group_take_part_in_the_librarys_split(new):
@@ -194,8 +195,6 @@ def test_ranks_outside_a_group_take_part_in_the_librarys_split(new):
 
 
 def test_options_reach_the_library(new):
-    import ctypes
-
     c = ctypes.CDLL(of("nccl-new").path)
     c.mock_last_config.restype = ctypes.c_longlong
     c.mock_last_config_text.restype = ctypes.c_char_p
@@ -207,6 +206,22 @@ def test_options_reach_the_library(new):
         assert c.mock_last_config_text(handle, b"commName") == b"ranks"
 
     run_ranks(program, 2, backend=new, hints={"max_ctas": "4", "traffic_class": "7"})
+
+
+def test_options_of_a_split_are_there_as_long_as_the_library_reads_them(new):
+    """With blocking=0 it reads them when the call has returned."""
+    c = ctypes.CDLL(of("nccl-new").path)
+    c.mock_last_config_text.restype = ctypes.c_char_p
+
+    def program(comm: Communicator) -> None:
+        for i in range(10):
+            name = f"{'a long name ' * i}{i}"
+            part = comm.split([1, 0], name)
+            handle = ctypes.c_void_p(part.unsafe_backend._handle.comm)
+            assert c.mock_last_config_text(handle, b"commName") == part.get_name().encode()
+            part.finalize()
+
+    run_ranks(program, 2, backend=new, hints={"blocking": "0"})
 
 
 def test_large_worlds_meet_at_several_roots(backend, monkeypatch, tmp_path):

@@ -151,7 +151,8 @@ def test_allocations_are_agreed_on():
     run_ranks(program, 3, backend="nccl-new")
 
 
-def test_teams():
+@pytest.mark.parametrize("blocking", ["1", "0"])
+def test_teams(blocking):
     of("nccl-new")
 
     def program(comm: Communicator) -> None:
@@ -181,7 +182,7 @@ def test_teams():
         assert got[0] == 3
         heap.do("barrier", T, 0)
 
-    run_ranks(program, 4, backend="nccl-new")
+    run_ranks(program, 4, backend="nccl-new", hints={"blocking": blocking})
 
 
 @pytest.mark.parametrize("name", WITH_TABLE)

@@ -59,7 +59,7 @@ def test_without_a_gpu_creation_says_what_is_missing(nccl: Library) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     _, uid = nccl.native.unique_id()
-    result, comm = nccl.native.init(1, uid, 0, [])
+    result, comm = nccl.native.init(1, uid, 0, [], 60.0)
     assert (result != 0, comm) == (True, 0)
     error = error_of("NCCL", "CommInitRank", result, nccl.native.last_error(0))
     assert "no usable GPU driver here" in error.hint

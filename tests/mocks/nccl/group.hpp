@@ -30,8 +30,10 @@ struct Operation {
 Result submit(Call& call, std::unique_ptr<Operation> operation);
 
 // Runs the work that makes or ends communicators: at once, at the end of the open group, or (not blocking) in
-// a thread while the state of `comm` says "in progress". Logs the call.
-Result perform(Call& call, const CommPtr& comm, bool blocking, std::function<Result()> work);
+// a thread while the state of `comm` says "in progress". Logs the call. `says_so`: whether the call returns
+// "in progress" then; calls that derive something from a communicator return success.
+Result perform(Call& call, const CommPtr& comm, bool blocking, std::function<Result()> work,
+               bool says_so = true);
 
 // The error of a call inside of a group is that of the group.
 Result failed(Result code);

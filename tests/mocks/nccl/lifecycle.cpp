@@ -117,12 +117,13 @@ CommPtr new_comm(const std::string& id, int nranks, int rank, const Settings& se
     return comm;
 }
 
-Result initialise(Call& call, CommHandle* handle, int nranks, const UniqueId& id, int rank,
-                  const Config* config) {
+// `late`: a communicator that does not block is filled in when it is ready.
+Result initialise(Call& call, CommHandle* place, int nranks, const UniqueId& id, int rank,
+                  const Config* config, bool late = false) {
     std::string name, error;
     Settings settings;
     call.extra += ",\"nranks\":" + std::to_string(nranks) + ",\"rank\":" + std::to_string(rank);
-    if (!handle) return failed(call.fail(kInvalidArgument, "the place for the communicator is NULL"));
+    if (!place) return failed(call.fail(kInvalidArgument, "the place for the communicator is NULL"));
     if (nranks < 1 || rank < 0 || rank >= nranks)
         return failed(
             call.fail(kInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(nranks)));
@@ -134,19 +135,21 @@ Result initialise(Call& call, CommHandle* handle, int nranks, const UniqueId& id
     if (!read_settings(config, default_settings(), &settings, &error))
         return failed(call.fail(kInvalidArgument, error));
     CommPtr comm = new_comm(name, nranks, rank, settings);
-    *handle = new_handle(comm);
+    CommHandle handle = new_handle(comm);
+    late = late && !settings.blocking();
+    *place = late ? nullptr : handle;
     comm->state = kInProgress;
-    return perform(call, comm, settings.blocking(), [comm, handle] {
+    auto work = [comm, place, handle] {
         Result result = join(comm);
         int expected = kInProgress;
-        comm->state.compare_exchange_strong(expected, result);
         // Only a caller that waits for it loses its handle; the others abort theirs.
-        if (result != kSuccess && comm->settings.blocking()) {
-            drop_handle(*handle);
-            *handle = nullptr;
-        }
+        bool lost = result != kSuccess && comm->settings.blocking();
+        if (lost) drop_handle(handle);
+        if (!comm->aborted) *place = lost ? nullptr : handle;  // once more, as the real library does
+        comm->state.compare_exchange_strong(expected, result);
         return result;
-    });
+    };
+    return perform(call, comm, settings.blocking(), work, !late);
 }
 
 // Makes a communicator of those ranks of `parent` whose `plan` says so; the handle is filled in when it is
@@ -165,17 +168,19 @@ Result derive(Call& call, CommHandle* handle, const Config* config, bool split,
     if (!read_settings(config, parent->settings, &settings, &error))
         return failed(call.fail(kInvalidArgument, error));
     *handle = nullptr;
-    return perform(call, parent, parent->settings.blocking(),
-                   [parent, handle, settings, split, plan = std::move(plan)] {
-                       Plan p;
-                       if (!plan(&p)) return parent->aborted ? kInternalError : kRemoteError;
-                       if (!p.member) return kSuccess;
-                       CommPtr comm = new_comm(p.id, p.nranks, p.rank, settings);
-                       comm->device = parent->device;
-                       Result result = join(comm);
-                       if (result == kSuccess) *handle = new_handle(comm);
-                       return result;
-                   });
+    auto work = [parent, handle, config, settings, split, plan = std::move(plan)]() mutable {
+        Plan p;
+        if (!plan(&p)) return parent->aborted ? kInternalError : kRemoteError;
+        if (!p.member) return kSuccess;
+        std::string error;  // texts are read as late as here
+        if (!read_settings(config, parent->settings, &settings, &error)) return kInternalError;
+        CommPtr comm = new_comm(p.id, p.nranks, p.rank, settings);
+        comm->device = parent->device;
+        Result result = join(comm);
+        if (result == kSuccess) *handle = new_handle(comm);
+        return result;
+    };
+    return perform(call, parent, parent->settings.blocking(), work, false);
 }
 
 }  // namespace
@@ -297,7 +302,7 @@ EXPORT Result ncclCommGrow(CommHandle handle, int nranks, const UniqueId* id, in
     Call call("ncclCommGrow");
     if (!handle) {
         if (!id) return failed(call.fail(kInvalidArgument, "a new rank needs the unique id"));
-        return initialise(call, child, nranks, *id, rank, config);
+        return initialise(call, child, nranks, *id, rank, config, true);
     }
     if (!call.find_ready(handle)) return failed(call.error);
     CommPtr parent = call.comm;

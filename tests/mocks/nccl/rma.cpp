@@ -234,7 +234,7 @@ EXPORT Result ncclCommWindowRegister(CommHandle handle, void* memory, size_t siz
         return failed(call.fail(kInvalidArgument, "a window begins at a multiple of 4096 bytes"));
     if (flags < 0 || flags > 15) return failed(call.fail(kInvalidArgument, "unknown window flags"));
     *window = nullptr;
-    return perform(call, comm, comm->settings.blocking(), [comm, memory, size, window] {
+    auto work = [comm, memory, size, window] {
         struct Part {
             int pid, fd;
             uint64_t address, size, at;
@@ -265,7 +265,8 @@ EXPORT Result ncclCommWindowRegister(CommHandle handle, void* memory, size_t siz
         std::lock_guard known(windows_mutex());
         reached()[*window] = peers;
         return kSuccess;
-    });
+    };
+    return perform(call, comm, comm->settings.blocking(), work, false);
 }
 
 EXPORT Result ncclCommWindowDeregister(CommHandle handle, WindowHandle window) {

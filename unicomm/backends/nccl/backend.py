@@ -130,7 +130,7 @@ class NcclBackend(
         self._direct = type_codes.direct_codes(self.capabilities.reductions)
         self._calls = library_calls(library.native, operations, setup.size)
         self._memory = tensor_memory(library, setup.device, self.device_memory)
-        self._registrations = Registrations(library, self._memory)
+        self._registrations = Registrations(self._handle, self._memory)
         self._windows = Windows(self._handle, self._registrations, signals_of(setup.hints, library))
 
     @classmethod

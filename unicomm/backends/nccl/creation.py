@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,10 +56,13 @@ class Creator:
             everyone = setup.rendezvous.exchange("unique ids", own)
             ids = [everyone[root] for root in roots]
             return self._create(
-                "CommInitRankScalable", lambda: native.init_scalable(size, rank, ids, self._settings)
+                "CommInitRankScalable",
+                lambda: native.init_scalable(size, rank, ids, self._settings, self._timeout),
             )
         uid = setup.rendezvous.broadcast("unique id", own or None)
-        return self._create("CommInitRank", lambda: native.init(size, uid, rank, self._settings))
+        return self._create(
+            "CommInitRank", lambda: native.init(size, uid, rank, self._settings, self._timeout)
+        )
 
     def unique_id(self) -> bytes:
         with on_device(self._device):
@@ -71,7 +75,8 @@ class Creator:
 
         def split() -> tuple[int, int]:
             with parent.in_call as comm:
-                made: tuple[int, int] = self._native.split(comm, color, key, self._settings, self._timeout)
+                arguments = comm, color, key, self._settings, self._timeout, parent.state
+                made: tuple[int, int] = self._native.split(*arguments)
                 return made
 
         return self._create("CommSplit", split)
@@ -81,7 +86,7 @@ class Creator:
 
         Ends operations that run on the parent; the two communicators share nothing.
         """
-        arguments = parent, list(without), self._settings, True, self._timeout
+        arguments = parent, list(without), self._settings, True, self._timeout, self._state_of(parent)
         return self._create("CommShrink", lambda: self._native.shrink(*arguments))
 
     def grow_id(self, parent: int) -> bytes:
@@ -97,8 +102,12 @@ class Creator:
         The rank that called `grow_id` passes `uid`, and so do joining ranks, with `parent` 0 and their new
         rank. Ranks of the parent pass the rank -1.
         """
-        arguments = parent, size, uid, rank, self._settings, self._timeout
+        arguments = parent, size, uid, rank, self._settings, self._timeout, self._state_of(parent)
         return self._create("CommGrow", lambda: self._native.grow(*arguments))
+
+    def _state_of(self, parent: int) -> Callable[[], int]:
+        """Returns the question for the state of a parent that no other thread uses."""
+        return partial(self._library.state_of, parent)
 
     def _create(self, function: str, call: Callable[[], tuple[int, int]]) -> int:
         def create() -> int:

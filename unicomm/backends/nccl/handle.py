@@ -86,6 +86,13 @@ class Handle:
         """Returns the native pointer of the current stream."""
         return self.streams.handle(self.streams.current())
 
+    def state(self) -> int:
+        """Returns `Library.state_of` the communicator, of which one thread asks at a time."""
+        if not self.comm:  # an abort may hold the lock, and waits for this thread
+            raise aborted()
+        with self.lock, self.in_call as comm:
+            return self.library.state_of(comm)
+
     def check(self, function: str, result: int, deadline: float = math.inf) -> None:
         """Raises the error of a failed call. With blocking=0, waits until the call's host part is done.
 
@@ -99,10 +106,7 @@ class Handle:
 
     def _await_host_part(self, deadline: float) -> int:
         while True:
-            if not self.comm:  # an abort may hold the lock, and waits for this thread
-                raise aborted()
-            with self.lock, self.in_call as comm:
-                result = self.library.state_of(comm)
+            result = self.state()
             if result != IN_PROGRESS or time.monotonic() >= deadline:
                 return result
             time.sleep(20e-6)

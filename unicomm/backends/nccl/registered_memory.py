@@ -113,9 +113,10 @@ class Registrations:
         heaps: domains of symmetric memory, each with a window of its own.
     """
 
-    def __init__(self, library: Library, memory: TensorMemory) -> None:
-        self._library = library
-        self._native = library.native
+    def __init__(self, handle: Handle, memory: TensorMemory) -> None:
+        self._handle = handle
+        self._library = handle.library
+        self._native = handle.native
         self._memory = memory
         self._blocks: dict[tuple[int, int, bool], _Registered] = {}
         self._tensors: dict[int, tuple[torch.Tensor, tuple[int, int, bool]]] = {}
@@ -150,7 +151,7 @@ class Registrations:
     def _register(self, comm: int, key: tuple[int, int, bool], timeout: float) -> int:
         at, nbytes, symmetric = key
         if symmetric:
-            return open_window(self._library, comm, at, nbytes, SYMMETRIC, timeout)
+            return open_window(self._handle, comm, at, nbytes, SYMMETRIC, timeout)
         result, handle = self._native.register(comm, at, nbytes)
         self._library.check("CommRegister", result, comm)
         return int(handle)
@@ -184,10 +185,11 @@ class Registrations:
         self._tensors.clear()
 
 
-def open_window(library: Library, comm: int, at: int, nbytes: int, flags: int, timeout: float) -> int:
+def open_window(handle: Handle, comm: int, at: int, nbytes: int, flags: int, timeout: float) -> int:
     """Registers memory that other ranks may write to, or use at the same offset. Collective."""
+    library = handle.library
     since = library.start_log()
-    result, window = library.native.window_register(comm, at, nbytes, flags, timeout)
+    result, window = handle.native.window_register(comm, at, nbytes, flags, timeout, handle.state)
     library.check("CommWindowRegister", result, comm, since)
     if result == IN_PROGRESS:
         raise not_in_time(library, "CommWindowRegister", timeout, since)
@@ -215,7 +217,7 @@ class Windows(OneSided):
     def open(self, at: int, nbytes: int, timeout: float) -> int:
         handle = self._handle
         with handle.on_device(), handle.in_call as comm:
-            return open_window(handle.library, comm, at, nbytes, SYMMETRIC, timeout)
+            return open_window(handle, comm, at, nbytes, SYMMETRIC, timeout)
 
     def close(self, window: int) -> None:
         handle = self._handle

@@ -75,7 +75,7 @@ class WindowTable:
                     hint="ask for fewer heap_bytes; torch holds unused memory: torch.cuda.empty_cache()",
                 )
             try:
-                window = open_window(handle.library, comm, memory, nbytes, SYMMETRIC, timeout)
+                window = open_window(handle, comm, memory, nbytes, SYMMETRIC, timeout)
             except BaseException:
                 native.mem_free(memory)
                 raise
