@@ -581,15 +581,21 @@ class NcclLibrary:
         """
 
     def comm_unique_id(self, comm: int, /) -> tuple[int, bytes]: ...
-    def end(self, comm: int, seconds: float, /) -> int:
+    def end(self, comm: int, seconds: float, set_device: int, device: int, /) -> int:
         """
-        Finalizes and destroys; kInProgress if that takes longer, and it continues.
+        Finalizes and destroys; kInProgress if that takes longer, and it continues. `set_device` is the address of cudaSetDevice or hipSetDevice, or 0.
         """
 
-    def abort(self, comm: int, seconds: float, /) -> int:
-        """Aborts; kInProgress if that takes longer, and it continues."""
+    def abort(self, comm: int, seconds: float, set_device: int, device: int, /) -> int:
+        """
+        Aborts; kInProgress if that takes longer, and it continues. `set_device` as in `end`.
+        """
 
-    def revoke(self, comm: int, flags: int, /) -> int: ...
+    def revoke(self, comm: int, seconds: float, set_device: int, device: int, /) -> int:
+        """
+        Revokes; kInProgress if that takes longer. It then continues, and aborts the communicator. `set_device` as in `end`.
+        """
+
     def suspend(self, comm: int, flags: int, /) -> int: ...
     def resume(self, comm: int, /) -> int: ...
     def async_error(self, comm: int, /) -> tuple[int, int]: ...

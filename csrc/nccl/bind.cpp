@@ -88,6 +88,7 @@ using Created = std::pair<int, uintptr_t>;
 
 Created created(int result, void* what) { return {result, reinterpret_cast<uintptr_t>(what)}; }
 Comm comm_of(uintptr_t comm) { return reinterpret_cast<Comm>(comm); }
+Device device_of(uintptr_t set, int index) { return {reinterpret_cast<int (*)(int)>(set), index}; }
 
 // What a call that creates a communicator reads.
 struct Inputs {
@@ -238,25 +239,40 @@ void bind_life(nb::class_<Library>& c) {
         nb::sig("def comm_unique_id(self, comm: int, /) -> tuple[int, bytes]"));
     c.def(
         "end",
-        [](const Library& self, uintptr_t comm, double seconds) {
+        [](const Library& self, uintptr_t comm, double seconds, uintptr_t set_device, int device) {
             need(self().CommDestroy, "CommDestroy");
             GilReleased release;
-            return run_within(seconds, [functions = self(), comm] {
+            return run_within(seconds, device_of(set_device, device), [functions = self(), comm] {
                 return finalize_and_destroy(functions, comm_of(comm));
             });
         },
-        nb::sig("def end(self, comm: int, seconds: float, /) -> int"),
-        "Finalizes and destroys; kInProgress if that takes longer, and it continues.");
+        nb::sig("def end(self, comm: int, seconds: float, set_device: int, device: int, /) -> int"),
+        "Finalizes and destroys; kInProgress if that takes longer, and it continues. `set_device` is the "
+        "address of cudaSetDevice or hipSetDevice, or 0.");
     c.def(
         "abort",
-        [](const Library& self, uintptr_t comm, double seconds) {
+        [](const Library& self, uintptr_t comm, double seconds, uintptr_t set_device, int device) {
             auto function = need(self().CommAbort, "CommAbort");
             GilReleased release;
-            return run_within(seconds, [function, comm] { return function(comm_of(comm)); });
+            return run_within(seconds, device_of(set_device, device),
+                              [function, comm] { return function(comm_of(comm)); });
         },
-        nb::sig("def abort(self, comm: int, seconds: float, /) -> int"),
-        "Aborts; kInProgress if that takes longer, and it continues.");
-    plain(c, "revoke", &Functions::CommRevoke, "CommRevoke", "comm flags");
+        nb::sig("def abort(self, comm: int, seconds: float, set_device: int, device: int, /) -> int"),
+        "Aborts; kInProgress if that takes longer, and it continues. `set_device` as in `end`.");
+    c.def(
+        "revoke",
+        [](const Library& self, uintptr_t comm, double seconds, uintptr_t set_device, int device) {
+            need(self().CommRevoke, "CommRevoke");
+            auto abort = need(self().CommAbort, "CommAbort");
+            GilReleased release;
+            return run_within(
+                seconds, device_of(set_device, device),
+                [functions = self(), comm] { return revoke(functions, comm_of(comm)); },
+                [abort, comm] { abort(comm_of(comm)); });
+        },
+        nb::sig("def revoke(self, comm: int, seconds: float, set_device: int, device: int, /) -> int"),
+        "Revokes; kInProgress if that takes longer. It then continues, and aborts the communicator. "
+        "`set_device` as in `end`.");
     plain(c, "suspend", &Functions::CommSuspend, "CommSuspend", "comm flags");
     plain(c, "resume", &Functions::CommResume, "CommResume", "comm");
     c.def(

@@ -57,30 +57,44 @@ inline int state_of(const Functions& library, Comm comm) {
 
 inline void pause_briefly() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
 
-// Runs `call` in a thread of its own. Returns its result, or kInProgress if it has not returned within
-// `seconds`; the thread then goes on until the process ends, so `call` must own what it uses and hold no
-// Python object. Calls that end a communicator need this: the library waits for graphs that have captured its
-// operations, and for other communicators on the same device.
-inline int run_within(double seconds, std::function<int()> call) {
+// The device of a communicator, by the device runtime's function that makes it the thread's current one.
+struct Device {
+    int (*set)(int) = nullptr;  // null: there is one device only
+    int index = 0;
+};
+
+// Runs `call` in a thread of its own, on the device. Returns its result, or kInProgress if it has not
+// returned within `seconds`; the thread then goes on, also with `afterwards`, until the process ends. So both
+// must own what they use and hold no Python object. Calls that end a communicator need this: the library
+// waits for graphs that have captured its operations, and for other communicators on the same device.
+inline int run_within(
+    double seconds, Device device, std::function<int()> call, std::function<void()> afterwards = [] {}) {
     struct Outcome {
         std::mutex mutex;
         std::condition_variable changed;
         std::optional<int> result;
+        bool left = false;  // nobody waits for the result any more
     };
     auto outcome = std::make_shared<Outcome>();
     sigset_t all, before;  // the program's signals are not for this thread
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread([outcome, call = std::move(call)] {
+    std::thread([outcome, device, call = std::move(call), afterwards = std::move(afterwards)] {
+        // A new thread is on device 0, where the library would create a context when it restores the device.
+        if (device.set != nullptr) device.set(device.index);
         int result = call();
-        std::lock_guard lock(outcome->mutex);
-        outcome->result = result;
-        outcome->changed.notify_all();
+        {
+            std::lock_guard lock(outcome->mutex);
+            outcome->result = result;
+            outcome->changed.notify_all();
+            if (!outcome->left) return;
+        }
+        afterwards();
     }).detach();
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     std::unique_lock lock(outcome->mutex);
-    outcome->changed.wait_for(lock, std::chrono::duration<double>(seconds),
-                              [&] { return outcome->result.has_value(); });
+    outcome->left = !outcome->changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                                               [&] { return outcome->result.has_value(); });
     return outcome->result.value_or(kInProgress);
 }
 
@@ -91,6 +105,16 @@ inline int finalize_and_destroy(const Functions& library, Comm comm) {
         while (state_of(library, comm) == kInProgress) pause_briefly();
     }
     return library.CommDestroy(comm);
+}
+
+// Ends what runs on the communicator, and keeps it. Returns the result once it is complete.
+inline int revoke(const Functions& library, Comm comm) {
+    int result = library.CommRevoke(comm, 0);
+    while (result == kInProgress) {
+        pause_briefly();
+        result = state_of(library, comm);
+    }
+    return result;
 }
 
 }  // namespace unicomm::nccl

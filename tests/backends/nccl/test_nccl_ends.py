@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +16,16 @@ import torch
 
 import unicomm
 from tests import recorded
+from tests.mocks.device import backend as device_mock
 from tests.mocks.nccl.graphs import Together
-from tests.mocks.nccl.kinds import streams_of
+from tests.mocks.nccl.kinds import of, streams_of
 from unicomm import Communicator
+from unicomm.backends.nccl.library import NCCL, Library
+from unicomm.backends.nccl.result_codes import SUCCESS
+from unicomm.backends.vendor import device_runtime
 from unicomm.comms.errors import AbortedError, CommTimeoutError
 from unicomm.comms.execution.device import graphs
+from unicomm.comms.failures.daemon_pool import call_within
 from unicomm.testing import drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
@@ -140,6 +148,62 @@ def test_an_abort_frees_no_communicator_that_a_call_is_about_to_use(
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     assert "ncclCommAbort" in {call["function"] for call in calls}
     assert [call for call in calls if "no live communicator" in call.get("error", "")] == []
+
+
+@pytest.mark.parametrize("how", ["end", "abort", "revoke"])
+def test_the_thread_of_an_end_is_on_the_communicators_device(how):
+    """Elsewhere the library would create a context on device 0 for each process of a host."""
+    library, device = of("nccl-new").opened, 5
+    set_device = ctypes.CDLL(of("nccl-new").path).mock_set_device
+
+    def in_thread() -> int:  # whose device is its own
+        set_device(device)
+        result, comm = library.native.init(1, library.native.unique_id()[1], 0, [], 60.0)
+        assert result == SUCCESS
+        return getattr(library, how)(comm, torch.device("cuda", device), 60.0)
+
+    assert call_within(60, "rank", in_thread) == SUCCESS
+
+
+def test_the_devices_function_is_that_of_the_runtime_which_the_process_has_loaded():
+    try:
+        runtime = ctypes.CDLL(str(device_mock.runtime()))
+    except device_mock.NoCompiler as error:
+        pytest.skip(str(error))
+    name = Path(runtime._name).name
+    kind = device_runtime.Runtime("mock", "cuda", name, (name,))
+    expected = ctypes.cast(runtime.cudaSetDevice, ctypes.c_void_p).value
+    assert device_runtime.device_setter(kind) == expected
+    library = Library(replace(NCCL, runtime=kind), of("nccl-new").opened.native)
+    assert library._current(torch.device("cuda", 3)) == (expected, 3)
+    missing = replace(kind, file="libnothing", sonames=("libnothing.so",))
+    library = Library(replace(NCCL, runtime=missing), of("nccl-new").opened.native)
+    assert library._current(torch.device("cuda", 3)) == (0, 0)
+
+
+def test_a_revoke_that_does_not_return_is_left_alone(monkeypatch, eventually):
+    """The watchdog has others to end. What is not revoked is not used again, but aborted later."""
+    from unicomm.backends.nccl import backend as module
+
+    monkeypatch.setattr(module, "_REVOKE_SECONDS", 0.05)
+    hold = ctypes.CDLL(of("nccl-new").path).mock_hold_revokes
+    comm = unicomm.new_comm("nccl-new", "cpu", rank=0, size=1, enable_reconfigure=True)
+    comm.reconfigure(1, [comm.get_init_handle()])
+    backend = comm.unsafe_backend
+    native, handle = backend._handle.native, backend._handle.comm
+    hold(1)
+    try:
+        aborting = threading.Thread(target=comm.abort)
+        aborting.start()
+        aborting.join(30)
+        assert not aborting.is_alive()
+        assert is_there(native, handle)
+        assert backend.take_epoch() is None
+        comm.finalize()
+        assert is_there(native, handle)
+    finally:
+        hold(0)
+    eventually(lambda: not is_there(native, handle))
 
 
 def test_a_split_waits_for_what_is_under_way(mock_nccl):

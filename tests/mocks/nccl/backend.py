@@ -21,7 +21,7 @@ from tests.mocks.nccl.build import LATEST, NoCompiler
 from tests.mocks.nccl.build import library as build
 from unicomm import _core, register_backend
 from unicomm.backends.nccl.backend import NcclBackend
-from unicomm.backends.nccl.library import NCCL, RCCL, Library
+from unicomm.backends.nccl.library import NCCL, RCCL, Library, NcclVendor
 from unicomm.backends.nccl.registered_memory import TensorMemory
 from unicomm.comms.errors import BackendError
 from unicomm.comms.execution.composed import completion
@@ -202,6 +202,12 @@ class MockBackend(AtOnce, NcclBackend):
         return cls.vendor.fp8_since is not None and library.version >= cls.vendor.fp8_since
 
 
+def opened(vendor: NcclVendor, path: str) -> Library:
+    """The mock at that path, with its own devices."""
+    set_device = ctypes.cast(ctypes.CDLL(path).mock_set_device, ctypes.c_void_p).value or 0
+    return Library(vendor, _core.NcclLibrary(path), lambda: set_device)
+
+
 def make(name: str, version: int = LATEST, rccl: bool = False) -> type[MockBackend]:
     """A backend over a mock of that version, registered under `name`; skips without a compiler."""
     try:
@@ -216,7 +222,7 @@ def make(name: str, version: int = LATEST, rccl: bool = False) -> type[MockBacke
             "name": name,
             "vendor": vendor,
             "path": path,
-            "opened": Library(vendor, _core.NcclLibrary(path)),
+            "opened": opened(vendor, path),
             "capabilities": replace(NcclBackend.capabilities, device_types=frozenset({"cpu"})),
         },
     )

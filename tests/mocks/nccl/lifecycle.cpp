@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "group.hpp"
 
@@ -183,6 +184,18 @@ Result derive(Call& call, CommHandle* handle, const Config* config, bool split,
     return perform(call, parent, parent->settings.blocking(), work, false);
 }
 
+std::atomic<bool> revokes_held{false};
+
+// The real library makes the communicator's device current, and then the caller's again. On a device that the
+// caller has only by default, that creates a context.
+bool on_its_device(Call& call) {
+    if (current_device() == call.comm->device) return true;
+    call.error =
+        call.fail(kInvalidUsage, "called on device " + std::to_string(current_device()) +
+                                     " for a communicator on device " + std::to_string(call.comm->device));
+    return false;
+}
+
 }  // namespace
 }  // namespace mock_nccl
 
@@ -324,7 +337,7 @@ EXPORT Result ncclCommGrow(CommHandle handle, int nranks, const UniqueId* id, in
 
 EXPORT Result ncclCommFinalize(CommHandle handle) {
     Call call("ncclCommFinalize");
-    if (!call.find_ready(handle)) return failed(call.error);
+    if (!call.find_ready(handle) || !on_its_device(call)) return failed(call.error);
     CommPtr comm = call.comm;
     if (comm->revoked) return failed(call.fail(kInvalidUsage, "the communicator is revoked"));
     if (comm->finalized.exchange(true)) return failed(call.fail(kInvalidArgument, "it is finalized already"));
@@ -337,7 +350,7 @@ EXPORT Result ncclCommFinalize(CommHandle handle) {
 
 EXPORT Result ncclCommDestroy(CommHandle handle) {
     Call call("ncclCommDestroy");
-    if (!call.find(handle)) return call.error;
+    if (!call.find(handle) || !on_its_device(call)) return call.error;
     drop_handle(handle);
     if (call.comm->settings.blocking()) {
         call.comm->wait_quiet();
@@ -350,7 +363,7 @@ EXPORT Result ncclCommDestroy(CommHandle handle) {
 
 EXPORT Result ncclCommAbort(CommHandle handle) {
     Call call("ncclCommAbort");
-    if (!call.find(handle)) return call.error;
+    if (!call.find(handle) || !on_its_device(call)) return call.error;
     drop_handle(handle);
     CommPtr comm = call.comm;
     comm->stop(comm->aborted);
@@ -364,11 +377,15 @@ EXPORT Result ncclCommAbort(CommHandle handle) {
 
 EXPORT Result ncclCommRevoke(CommHandle handle, int flags) {
     Call call("ncclCommRevoke");
-    if (!call.find(handle)) return call.error;
+    if (!call.find(handle) || !on_its_device(call)) return call.error;
     CommPtr comm = call.comm;
     if (flags != 0) return call.fail(kInvalidArgument, "the flags must be 0");
     return perform(call, comm, comm->settings.blocking(), [comm] {
+        while (revokes_held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         comm->stop(comm->revoked);
         return kSuccess;
     });
 }
+
+// While it is on, revokes do not come to their work: the real one waits for the device.
+EXPORT void mock_hold_revokes(int on) { revokes_held = on != 0; }

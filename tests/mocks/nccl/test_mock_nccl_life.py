@@ -322,7 +322,12 @@ def test_suspend_and_statistics(mock, group):
         assert mock.code("ncclCommResume", comm) == api.INVALID_USAGE
         assert statistic(0) + statistic(2) == statistic(3) > 0
         mock.call("mock_set_device", 3)
-        return reduce(mock, comm, stream).size, mock.out("ncclCommCuDevice", comm, kind=ctypes.c_int)
+        for function in ("Finalize", "Destroy", "Abort"):  # these would make a context there
+            assert mock.code(f"ncclComm{function}", comm) == api.INVALID_USAGE
+        assert mock.code("ncclCommRevoke", comm, 0) == api.INVALID_USAGE
+        result = reduce(mock, comm, stream).size, mock.out("ncclCommCuDevice", comm, kind=ctypes.c_int)
+        mock.call("mock_set_device", 0)
+        return result
 
     assert group(1, body) == [(4, 0)]
 

@@ -164,15 +164,15 @@ class NcclBackend(
         with handle.lock:
             comm = handle.take()
             revoked, self._revoked = self._revoked, 0
+        handle.await_calls()
         with handle.on_device():
             if revoked:
-                handle.native.abort(revoked, ABORT_SECONDS)
+                handle.library.abort(revoked, handle.device, ABORT_SECONDS)
             if not comm:
                 return
             self._registrations.close(comm)
-            handle.await_calls()
             limit = self._limit(_END_SECONDS)
-            result = handle.native.end(comm, limit)
+            result = handle.library.end(comm, handle.device, limit)
             if result == IN_PROGRESS and limit == _END_SECONDS:
                 title = self.vendor.title
                 _log.warning("%s has not ended a communicator in %g s; its end goes on", title, limit)
@@ -192,25 +192,28 @@ class NcclBackend(
         try:
             comm = handle.take()
             self._registrations.close(0)  # ends calls on symmetric memory before the communicator is freed
-            if comm:
-                with handle.on_device():
-                    if self._revokes and self._revoke(comm):
-                        self._revoked = comm
-                    else:
-                        # Kernels and calls on the host end when the library has been told. What it waits for
-                        # after that must not keep the watchdog, which has other communicators to end.
-                        handle.await_calls()
-                        handle.native.abort(comm, self._limit(ABORT_SECONDS))
+            if comm and self._revokes:
+                self._revoke(comm)
+            elif comm:
+                self._free(comm)
         finally:
             if locked:
                 handle.lock.release()
 
-    def _revoke(self, comm: int) -> bool:
-        """Ends the operations of this rank and keeps the communicator for a shrink. Returns the success."""
-        result = self._handle.native.revoke(comm, 0)
-        if result == IN_PROGRESS:
-            result = self._handle.library.await_state(comm, _REVOKE_SECONDS)
-        return bool(result == SUCCESS)
+    def _revoke(self, comm: int) -> None:
+        """Ends the operations of this rank. Keeps the communicator for a shrink if that succeeds in time."""
+        result = self._handle.library.revoke(comm, self._handle.device, _REVOKE_SECONDS)
+        if result == SUCCESS:
+            self._revoked = comm
+        elif result != IN_PROGRESS:
+            self._free(comm)
+
+    def _free(self, comm: int) -> None:
+        """Aborts the communicator, which ends kernels and calls on the host."""
+        handle = self._handle
+        handle.await_calls()
+        # What the library waits for then must not keep the watchdog, which has other communicators to end.
+        handle.library.abort(comm, handle.device, self._limit(ABORT_SECONDS))
 
     @property
     def can_reuse_epoch(self) -> bool:

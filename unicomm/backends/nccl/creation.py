@@ -136,5 +136,5 @@ class Creator:
             error: CommError = not_in_time(library, function, self._timeout, since)
         else:
             error = library.error(function, state, comm, since)
-        library.native.abort(comm, ABORT_SECONDS)
+        library.abort(comm, self._device, ABORT_SECONDS)
         raise error

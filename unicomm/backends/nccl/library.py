@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from unicomm import _core
-from unicomm.backends.vendor.device_runtime import CUDA, HIP, Runtime
+from unicomm.backends.vendor.device_runtime import CUDA, HIP, Runtime, device_setter
 from unicomm.backends.vendor.library_search import VendorLibrary
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 
@@ -60,9 +61,12 @@ RCCL = NcclVendor(
 class Library:
     """An opened library. `native` is its table of C functions, which return result codes."""
 
-    def __init__(self, vendor: NcclVendor, native: Any) -> None:
+    def __init__(self, vendor: NcclVendor, native: Any, set_device: Callable[[], int] | None = None) -> None:
+        """`set_device` returns the address of the function of the device's runtime by which a thread chooses
+        its device; by default that of the vendor's runtime."""
         self.vendor = vendor
         self.native = native
+        self._set_device = set_device or partial(device_setter, vendor.runtime)
         self.version: int = native.version
         self._present = {name for name, _, present in native.functions() if present}
         self._log: library_log.LibraryLog | None = None
@@ -110,6 +114,30 @@ class Library:
     def error(self, function: str, result: int, comm: int = 0, since: int = 0) -> CommError:
         text, lines = self.last_error(comm, since)
         return error_of(self.vendor.title, function, result, text or self.native.error_string(result), lines)
+
+    def end(self, comm: int, device: torch.device, seconds: float) -> int:
+        """Finalizes and destroys. Returns the result; IN_PROGRESS after `seconds`, and the end continues."""
+        return int(self.native.end(comm, seconds, *self._current(device)))
+
+    def abort(self, comm: int, device: torch.device, seconds: float) -> int:
+        """Aborts. Returns the result; IN_PROGRESS after `seconds`, and the abort continues."""
+        return int(self.native.abort(comm, seconds, *self._current(device)))
+
+    def revoke(self, comm: int, device: torch.device, seconds: float) -> int:
+        """Ends what runs on `comm` and keeps it. Returns the result.
+
+        After `seconds` the result is IN_PROGRESS, and `comm` is gone: it is aborted once it is revoked.
+        """
+        return int(self.native.revoke(comm, seconds, *self._current(device)))
+
+    def _current(self, device: torch.device) -> tuple[int, int]:
+        """Returns by what a thread of the native table makes `device` its current one."""
+        try:
+            return self._set_device(), device.index or 0
+        except (
+            UnsupportedError
+        ):  # torch brings the runtime; without it the end is more important than the device
+            return 0, 0
 
     def state_of(self, comm: int) -> int:
         """Returns the result code of the operations on `comm`: IN_PROGRESS while a call goes on by itself.

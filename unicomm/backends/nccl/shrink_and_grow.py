@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from unicomm.comms.backend import PreviousEpoch, Setup
-from unicomm.comms.streams import on_device
 
 from .creation import ABORT_SECONDS, Creator
 from .library import Library
@@ -43,12 +42,7 @@ class Parent(PreviousEpoch):
 
     def close(self) -> None:
         # An abort is local, while other ranks may be gone. The new communicator shares nothing with this one.
-        abort(self.library, self.device, self.comm)
-
-
-def abort(library: Library, device: torch.device, comm: int) -> None:
-    with on_device(device):
-        library.native.abort(comm, ABORT_SECONDS)
+        self.library.abort(self.comm, self.device, ABORT_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -118,5 +112,5 @@ def create(plan: Plan, setup: Setup, library: Library, creator: Creator) -> int:
         grown = creator.grow(comm, setup.size, uid if first else b"", -1 if comm else setup.rank)
     finally:
         if shrunk:
-            abort(library, setup.device, shrunk)
+            library.abort(shrunk, setup.device, ABORT_SECONDS)
     return grown

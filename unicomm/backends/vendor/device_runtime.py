@@ -42,11 +42,19 @@ def copies(runtime: Runtime, path: str = "") -> tuple[int, int, int]:
 
     For `path` and the error see `ipc_table`.
     """
-    library = _first(runtime, path, ctypes.CDLL)
-    names = ("MemcpyAsync", "StreamQuery", "GetLastError")
-    found = [getattr(library, runtime.prefix + name) for name in names]
-    copy, query, last_error = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
+    copy, query, last_error = _addresses(runtime, path, "MemcpyAsync", "StreamQuery", "GetLastError")
     return copy, query, last_error
+
+
+def device_setter(runtime: Runtime) -> int:
+    """Returns the address of SetDevice. For the error see `ipc_table`."""
+    return _addresses(runtime, "", "SetDevice")[0]
+
+
+def _addresses(runtime: Runtime, path: str, *names: str) -> list[int]:
+    library = _first(runtime, path, ctypes.CDLL)
+    found = [getattr(library, runtime.prefix + name) for name in names]
+    return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found]
 
 
 def _first(runtime: Runtime, path: str, use: Callable[[str], T]) -> T:
