@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import unicomm
+from tests import recorded
 from tests.mocks.nccl.backend import MockBackend, make
 from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator
@@ -121,7 +122,7 @@ def test_an_abort_ends_a_call_that_waits_on_the_host(mock_nccl, raised, monkeypa
 
     def waits(comm: Communicator) -> None:
         def end() -> None:
-            eventually(lambda: comm._engine.executor.running is not None)
+            eventually(lambda: len(recorded.of(comm)) == 2)  # the barrier, and the call
             comm.abort()
 
         other = threading.Thread(target=end)
