@@ -190,7 +190,7 @@ def test_windows(kit, comm):
         {"max_ctas": "4", "min_ctas": "1"},
         {"cga_cluster_size": "1"},
         {"blocking": "0"},
-        {"split_share": "1"},
+        {"split_share": "0"},
         {"traffic_class": "0"},
         {"comm_name": "mine"},
         {"nvls_ctas": "2"},

@@ -208,6 +208,24 @@ def test_options_reach_the_library(new):
     run_ranks(program, 2, backend=new, hints={"max_ctas": "4", "traffic_class": "7"})
 
 
+def test_a_split_that_shares_resources_is_refused(new, raised):
+    error = raised(unicomm.new_comm, new, "cpu", rank=0, size=1, hints={"split_share": "1"})
+    assert type(error) is InvalidArgumentError
+    assert "wrong data" in error.message
+    unicomm.new_comm(new, "cpu", rank=0, size=1, hints={"split_share": "0"}).finalize()
+
+
+def test_memory_is_all_that_the_library_holds(new):
+    comm = unicomm.new_comm(new, "cpu", rank=0, size=1)
+    native, handle = comm.unsafe_backend._handle.native, comm.unsafe_backend._handle.comm
+    that_can_be_suspended, persistent = (native.mem_stats(handle, which)[1] for which in (0, 2))
+    assert persistent
+    assert comm.memory() == {"library": that_can_be_suspended + persistent}
+    comm.abort()
+    assert comm.memory() == {}
+    comm.finalize()
+
+
 def test_options_of_a_split_are_there_as_long_as_the_library_reads_them(new):
     """With blocking=0 it reads them when the call has returned."""
     c = ctypes.CDLL(of("nccl-new").path)

@@ -5,6 +5,7 @@ This file has creation, end, failures and memory; collectives.py runs the operat
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +31,7 @@ from unicomm.comms.backend import (
     SplitsInLibrary,
     SurvivesFork,
 )
-from unicomm.comms.errors import BackendError, CommError, PeerLostError, UnsupportedError
+from unicomm.comms.errors import AbortedError, BackendError, CommError, PeerLostError, UnsupportedError
 from unicomm.comms.streams import Streams, TorchStreams, numbered
 
 from . import shrink_and_grow, type_codes
@@ -47,6 +48,7 @@ from .window_table import WindowTable
 _END_SECONDS = 20.0  # time that the end of a communicator is waited for
 _WITH_GRAPHS_SECONDS = 0.1  # the same if graphs may delay the end forever
 _REVOKE_SECONDS = 5.0
+_GPU_MEM_TOTAL = 3  # ncclStatGpuMemTotal: all device memory of a communicator
 _log = logging.getLogger("unicomm")
 
 
@@ -281,10 +283,12 @@ class NcclBackend(
 
     def memory(self) -> dict[str, int]:
         handle = self._handle
-        if not handle.comm or not handle.library.has("CommMemStats"):
-            return {}
-        result, total = handle.native.mem_stats(handle.comm, 0)
-        return {"library": total} if result == SUCCESS else {}
+        if handle.library.has("CommMemStats"):
+            with contextlib.suppress(AbortedError), handle.lock, handle.in_call as comm:
+                result, total = handle.native.mem_stats(comm, _GPU_MEM_TOTAL)
+                if result == SUCCESS:
+                    return {"library": total}
+        return {}
 
     def check_allocates(self) -> None:
         self._handle.library.require("MemAlloc", "allocating memory")

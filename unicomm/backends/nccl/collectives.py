@@ -3,7 +3,8 @@
 A collective that the library has is one call. Lists and splits of rows are groups of sends and receives, and
 v-reductions are groups of reduces. What the library cannot reduce (bitwise operations, 16-bit integers) is
 composed in comms/execution/composed/completion.py. Unlike on other backends, sums in float16, bfloat16 and
-float8 may be rounded at each step.
+float8 may be rounded at each step, and MIN and MAX of floats do not pass NaN on: the library takes the number
+where only some ranks have NaN.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unicomm import _core
-from unicomm.comms.errors import UnsupportedError
+from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import Hint
 
 from .library import Library, version_text
@@ -20,7 +20,7 @@ _MEANING = {
     "min_ctas": "Minimum of thread blocks for an operation, 1 to 32.",
     "max_ctas": "Maximum of thread blocks for an operation, 1 to 32: fewer leave more of the GPU to others.",
     "net_name": "Name of the network plugin to use, such as IB or Socket.",
-    "split_share": "1: communicators split from this one share its resources.",
+    "split_share": "0: communicators split from this one share nothing with it. 1 is refused.",
     "traffic_class": "Traffic class of messages on InfiniBand.",
     "comm_name": "Name in the library's own log. Default: the communicator's.",
     "nvls_ctas": "Thread blocks for NVLink SHARP.",
@@ -45,6 +45,16 @@ def _whole(text: str) -> int:
     return value
 
 
+def _share(text: str) -> int:
+    if _whole(text) == 1:
+        raise InvalidArgumentError(
+            "split_share=1: communicators that share resources share the library's flag for aborts, so an "
+            "abort of one ends operations of the other, which leave wrong data without an error",
+            hint="leave the hint out, or pass split_share=0",
+        )
+    return _whole(text)
+
+
 def _one_of(*texts: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in texts:
@@ -63,6 +73,8 @@ def _ranks(text: str) -> int:
 # With one unique ID all ranks connect to one root, one after the other. So NCCL's guide recommends several
 # IDs for hundreds of ranks. The size from which on this pays was not measured.
 _LARGE = 256
+
+_PARSERS = {"split_share": _share}
 
 HINTS = (
     Hint(
@@ -97,7 +109,7 @@ HINTS = (
     *(
         Hint(
             name,
-            str if text else _whole,
+            str if text else _PARSERS.get(name, _whole),
             None,
             _MEANING.get(name, f"{field} of the library's config, since NCCL {version_text(since)}."),
         )

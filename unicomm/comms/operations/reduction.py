@@ -50,7 +50,8 @@ class ReduceOp:
     depend, is that of the ranks, except: on several hosts each host's ranks in their order, then the hosts
     in the order of their lowest ranks, but for small tensors of float16, bfloat16 and float8 over UCX; Gloo
     and MPI choose it for the reductions that they run themselves, of float32, float64 and complex numbers.
-    NCCL and RCCL choose order and intermediate roundings for the types and reductions that they have.
+    NCCL and RCCL choose order and intermediate roundings for the types and reductions that they have, and
+    their `MIN` and `MAX` give the number where only some ranks have NaN.
     """
 
     SUM: ClassVar[ReduceOp]
