@@ -193,7 +193,7 @@ class NcclBackend(
         locked = handle.lock.acquire(timeout=0.2)
         try:
             comm = handle.take()
-            self._registrations.close(0)  # ends calls on symmetric memory before the communicator is freed
+            self._registrations.stop()
             if comm and self._revokes:
                 self._revoke(comm)
             elif comm:
@@ -201,6 +201,7 @@ class NcclBackend(
         finally:
             if locked:
                 handle.lock.release()
+        self._registrations.close(0)
 
     def _revoke(self, comm: int) -> None:
         """Ends the operations of this rank. Keeps the communicator for a shrink if that succeeds in time."""

@@ -173,6 +173,11 @@ class Registrations:
         function = "window_deregister" if key[2] else "deregister"
         self._library.check(function, getattr(self._native, function)(comm, handle), comm)
 
+    def stop(self) -> None:
+        """Refuses calls on symmetric memory, whose communicator is about to be freed."""
+        for heap in self.heaps:
+            heap.abort()
+
     def close(self, comm: int) -> None:
         """Deregisters everything before the communicator ends. `comm` is 0 after an abort."""
         blocks, self._blocks = self._blocks, {}
