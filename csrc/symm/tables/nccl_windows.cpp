@@ -156,6 +156,10 @@ int put_signal(Domain domain, void* to, const void* from, uint64_t bytes, uint64
     auto at = bytes != 0 ? uint64_t(static_cast<char*>(to) - heap.base) : 0;
     if (pe < 0 || pe >= int(self.ranks.size()) || at > heap.bytes || bytes > heap.bytes - at)
         return report(FaultCode::kInternal, "outside of the symmetric heap, or no such PE", error);
+    auto source = uint64_t(static_cast<const char*>(from) - heap.base);
+    if (bytes != 0 && (source > heap.bytes || bytes > heap.bytes - source))
+        return unsupported("the data that come with a signal must be in the symmetric heap of this PE",
+                           error);
     int code, rank = self.ranks[size_t(pe)];
     Counter* c = counter(heap, heap.sent[size_t(rank)], signal, error, code);
     if (c == nullptr) return code;

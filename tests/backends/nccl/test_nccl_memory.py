@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -263,6 +264,63 @@ def test_put_and_signals(name, raised, blocking):
         assert type(raised(window.signal, after, False)) is NotReadyError
 
     run_ranks(program, 3, backend=name, hints={"blocking": blocking})
+
+
+@pytest.mark.parametrize("name", WITH_WINDOWS)
+def test_what_is_put_need_not_be_in_a_window(name, monkeypatch, tmp_path):
+    """The library sends only from windows. What is elsewhere is copied to one, in the order of the puts."""
+    of(name)
+    log = tmp_path / "calls"
+    monkeypatch.setenv("NCCL_MOCK_LOG", str(log))
+
+    def program(comm: Communicator) -> tuple[int, int]:
+        other = 1 - comm.get_rank()
+        room, registered = comm.mem_allocator.empty(6).zero_(), comm.mem_allocator.empty(2).fill_(7)
+        window = comm.new_window(room)
+        comm.mem_allocator.tensor_register(registered, symmetric=True)
+        elsewhere = [torch.full((2,), float(i)) for i in (1, 2)]
+        streams_of(comm).sleep(50)  # so that copies and puts wait for each other
+        for at, (source, async_op) in enumerate(
+            [(elsewhere[0], False), (elsewhere[1], True), (registered, False)]
+        ):
+            window.put(source, other, 2 * at, async_op)
+            window.signal(other, async_op)
+        for _ in range(3):
+            window.wait_signal(other, False).wait_blocking()
+        assert room.tolist() == [1, 1, 2, 2, 7, 7]
+        comm.barrier(False)
+        window.put(room[:2], other, 2, False)
+        window.barrier()
+        assert room.tolist() == [1, 1, 1, 1, 7, 7]
+        window.free()
+        comm.mem_allocator.tensor_deregister(registered)
+        return registered.data_ptr(), room.data_ptr()
+
+    places = run_ranks(program, 2, backend=name)
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    sent = [[c["send"] for c in calls if c["function"] == "ncclPutSignal" and c["rank"] == r] for r in (0, 1)]
+    assert [tuple(sent[r][2:]) for r in (0, 1)] == places  # these without a copy
+    assert all(first == second for first, second, *_ in sent)
+    made = [sum(c["function"] == f"nccl{name}" for c in calls) for name in ("MemAlloc", "MemFree")]
+    assert made[0] >= made[1] > 0
+
+
+def test_blocks_for_puts_go_with_their_windows(monkeypatch, tmp_path):
+    of("nccl-new")
+    gc.collect()  # nothing of another test is freed meanwhile
+    log = tmp_path / "calls"
+    monkeypatch.setenv("NCCL_MOCK_LOG", str(log))
+
+    def program(comm: Communicator) -> None:
+        room = comm.mem_allocator.empty(8)
+        for _ in range(3):
+            comm.new_window(room).free()
+        comm.new_window(room)  # goes with the communicator
+
+    run_ranks(program, 2, backend="nccl-new")
+    gc.collect()
+    calls = [json.loads(line)["function"] for line in log.read_text().splitlines()]
+    assert calls.count("ncclMemAlloc") == calls.count("ncclMemFree") == 2 * (1 + 4)
 
 
 def test_puts_do_not_count_as_signals():

@@ -194,14 +194,17 @@ def test_signals_are_counted(name):
         me, n = heap.rank, heap.size
         to, source = (me + 1) % n, (me - 1) % n
         x, word, other = heap.words(4), heap.words(1), heap.words(1)
-        own = np.full(4, me, np.int64)
-        heap.do("put_signal", x, own.ctypes.data, 32, word, 1, SignalOp.ADD, to, 0)
+        own = heap.words(4)
+        heap.write(own, [me] * 4, me)
+        heap.do("put_signal", x, own, 32, word, 1, SignalOp.ADD, to, 0)
         heap.do("put_signal", 0, 0, 0, word, 1, SignalOp.ADD, to, 0)
         heap.do("wait_signal", word, Compare.GE, 1, source, T, 0)
         assert heap.read(x, 4, me) == [source] * 4
         heap.do("wait_signal", word, Compare.GT, 1, source, T, 0)  # the second
         heap.do("wait_signal", word, Compare.GE, 2, source, T, 0)  # is there already
+        elsewhere = np.full(4, me, np.int64)
         refused = {
+            ("put_signal", x, elsewhere.ctypes.data, 32, word, 1, SignalOp.ADD, to, 0): "symmetric heap",
             ("put_signal", 0, 0, 0, word, 1, SignalOp.SET, to, 0): "adds 1",
             ("put_signal", 0, 0, 0, word, 2, SignalOp.ADD, to, 0): "adds 1",
             ("put_signal", 0, 0, 0, other, 1, SignalOp.ADD, to, 0): "one signal for each pair",
@@ -238,8 +241,9 @@ def test_ranks_out_of_reach_get_signals_and_what_comes_with_them(monkeypatch):
             code, text = heap.fault(*call)
             assert code == UNSUPPORTED
             assert f"PE {far} cannot be addressed" in text
-        own = np.array([me + 50])
-        heap.do("put_signal", x, own.ctypes.data, 8, x + 8, 1, SignalOp.ADD, far, 0)
+        own = heap.words(1)
+        heap.write(own, [me + 50], me)
+        heap.do("put_signal", x, own, 8, x + 8, 1, SignalOp.ADD, far, 0)
         heap.do("wait_signal", x + 8, Compare.GE, 1, far, T, 0)
         assert heap.read(x, 1, me) == [far + 50]
         heap.do("barrier", T, 0)

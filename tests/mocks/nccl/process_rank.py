@@ -31,8 +31,9 @@ def data(mock: Mock, comm: int, rank: int, n: int) -> object:
     memory, window = ctypes.c_void_p(), ctypes.c_void_p()
     mock.call("ncclMemAlloc", ctypes.byref(memory), 8192)
     mock.call("ncclCommWindowRegister", comm, memory, 8192, ctypes.byref(window), 1)
-    mine, peer = np.array([rank + 100], np.int32), (rank + 1) % n
-    mock.call("ncclPutSignal", mine, 1, 2, peer, window, 4096, 0, 0, 0, comm, stream)
+    ctypes.c_int.from_address(memory.value).value = rank + 100
+    peer = (rank + 1) % n
+    mock.call("ncclPutSignal", memory.value, 1, 2, peer, window, 4096, 0, 0, 0, comm, stream)
     wait = WaitSignalDesc(1, (rank - 1) % n, 0, 0)
     mock.call("ncclWaitSignal", 1, ctypes.byref(wait), comm, stream)
     mock.synchronize(stream)

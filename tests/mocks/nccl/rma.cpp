@@ -296,6 +296,17 @@ EXPORT Result ncclGetPeerDevicePointer(WindowHandle window, size_t offset, int p
 
 namespace {
 
+// Whether all of this memory is in one of the communicator's windows.
+bool in_window(Comm& comm, const void* memory, size_t bytes) {
+    std::lock_guard lock(comm.mutex);
+    for (auto& [handle, w] : comm.windows) {
+        uint64_t at = static_cast<const char*>(memory) - static_cast<const char*>(w.base);
+        uint64_t size = w.sizes[comm.rank];
+        if (at <= size && bytes <= size - at) return true;
+    }
+    return false;
+}
+
 bool find_window(Call& call, WindowHandle handle, Window* window) {
     std::lock_guard lock(call.comm->mutex);
     auto found = call.comm->windows.find(handle);
@@ -340,6 +351,8 @@ EXPORT Result ncclPutSignal(const void* data, size_t count, int dtype, int peer,
     if (offset > w.sizes[peer] || bytes > w.sizes[peer] - offset)
         return failed(call.fail(kInvalidArgument, "the put does not fit into the peer's window"));
     if (!data && count) return failed(call.fail(kInvalidArgument, "the local buffer is NULL"));
+    if (!in_window(*call.comm, data, bytes))
+        return failed(call.fail(kInvalidArgument, "srcWinHost is not in a valid symmetric window"));
     auto put = std::make_unique<Put>(call.comm, call.function, dtype, count, peer);
     put->pid = w.pids[peer], put->from = data, put->to = w.addresses[peer] + offset, put->bytes = bytes;
     put->signal = signal;

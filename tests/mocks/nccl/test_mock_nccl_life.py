@@ -343,8 +343,12 @@ def test_registration_and_windows(mock, group):
         assert wrong == api.INVALID_ARGUMENT
         mock.call("ncclCommWindowRegister", comm, memory, 8192, ctypes.byref(window), 0)
         assert mock.out("ncclWinGetUserPtr", comm, window.value) == memory
-        data, peer = np.full(4, rank + 1, np.int64), 1 - rank
-        put = ("ncclPutSignal", data, 4, 4, peer, window.value)
+        peer = 1 - rank
+        (ctypes.c_int64 * 4).from_address(memory)[:] = [rank + 1] * 4
+        put = ("ncclPutSignal", memory, 4, 4, peer, window.value)
+        outside = ("ncclPutSignal", np.zeros(4, np.int64), 4, 4, peer, window.value)
+        assert mock.code(*outside, 0, 0, 0, 0, comm, stream) == api.INVALID_ARGUMENT
+        assert "not in a valid symmetric window" in mock.last_error()
         assert mock.code(*put, 8192 - 31, 0, 0, 0, comm, stream) == api.INVALID_ARGUMENT
         assert mock.code(*put, 0, 1, 0, 0, comm, stream) == api.INVALID_ARGUMENT
         mock.call(*put, 8192 - 32, 0, 0, 0, comm, stream)

@@ -133,7 +133,8 @@ class NcclBackend(
         self._calls = library_calls(library.native, operations, setup.size)
         self._memory = tensor_memory(library, setup.device, self.device_memory)
         self._registrations = Registrations(self._handle, self._memory)
-        self._windows = Windows(self._handle, self._registrations, signals_of(setup.hints, library))
+        signals = signals_of(setup.hints, library)
+        self._windows = Windows(self._handle, self._registrations, signals, self.device_copies)
 
     @classmethod
     def which_device(cls, device: torch.device) -> torch.device:
@@ -322,7 +323,7 @@ class NcclBackend(
             self._registrations.remove(comm, tensor)
 
     def one_sided(self) -> OneSided:
-        for function in ("PutSignal", "CommWindowRegister"):
+        for function in ("PutSignal", "CommWindowRegister", "MemAlloc"):
             self._handle.library.require(function, "a window")
         return self._windows
 

@@ -8,8 +8,11 @@ may place several tensors. The library registers whole blocks.
 from __future__ import annotations
 
 import abc
+import ctypes
+import os
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +28,12 @@ from .handle import Handle
 from .library import Library, not_in_time
 from .result_codes import IN_PROGRESS
 
+Copies = Callable[[], tuple[int, int, int]]  # returns functions of the device: see `device_runtime.copies`
+_COPY = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+)
+_LAST_ERROR = ctypes.CFUNCTYPE(ctypes.c_int)
+_BY_ADDRESS = 4  # cudaMemcpyDefault and hipMemcpyDefault
 ALIGNMENT = 4096  # of the first byte of a window
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC: all ranks register the memory and use it at the same offset
 
@@ -111,6 +120,7 @@ class Registrations:
 
     Attributes:
         heaps: domains of symmetric memory, each with a window of its own.
+        windows: the user's open windows, by the addresses that the library gave them.
     """
 
     def __init__(self, handle: Handle, memory: TensorMemory) -> None:
@@ -121,6 +131,14 @@ class Registrations:
         self._blocks: dict[tuple[int, int, bool], _Registered] = {}
         self._tensors: dict[int, tuple[torch.Tensor, tuple[int, int, bool]]] = {}
         self.heaps: list[Any] = []
+        self.windows: dict[int, _OpenWindow] = {}
+
+    def sends(self, tensor: torch.Tensor) -> bool:
+        """Returns whether one-sided operations can send a tensor: whether all of it is in a window."""
+        first, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        blocks = [(at, nbytes) for at, nbytes, symmetric in list(self._blocks) if symmetric]
+        blocks += [(window.at, window.nbytes) for window in list(self.windows.values())]
+        return any(at <= first and end <= at + nbytes for at, nbytes in blocks)
 
     def range_of(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
         """Returns (address, bytes) of the memory to register for a tensor. Raises `InvalidArgumentError`."""
@@ -187,6 +205,10 @@ class Registrations:
         if comm:
             for key, block in blocks.items():
                 self._deregister(comm, key, block.handle)
+            # After an abort the device may still be in them, so their memory goes with this object.
+            windows, self.windows = self.windows, {}
+            for window in windows.values():
+                window.staging.leave(comm)
         self._tensors.clear()
 
 
@@ -207,12 +229,60 @@ def open_window(handle: Handle, comm: int, at: int, nbytes: int, flags: int, tim
     return int(window)
 
 
+class _Staging:
+    """A window's own block of the library's memory, from which puts of other memory are sent.
+
+    The library sends only what is in a window, and to make one is collective: it cannot wait for the first
+    put. One block is enough for all puts of a window, since operations of a communicator run in order.
+    """
+
+    def __init__(self, handle: Handle, comm: int, nbytes: int, timeout: float, copies: Copies) -> None:
+        self._handle = handle
+        copy, _, last_error = copies()
+        self._copy, self._last_error = _COPY(copy), _LAST_ERROR(last_error)
+        result, self.address = handle.native.mem_alloc(nbytes)
+        handle.library.check("MemAlloc", result)
+        self._memory = weakref.finalize(self, _free, handle.native, self.address, os.getpid())
+        self._memory.atexit = False
+        self._window = open_window(handle, comm, self.address, nbytes, SYMMETRIC, timeout)
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Copies the tensor here, on the current stream."""
+        to, stream = self.address, self._handle.stream()
+        if result := self._copy(to, tensor.data_ptr(), tensor.nbytes, _BY_ADDRESS, stream):
+            self._last_error()  # clears it, so that the program does not find it
+            raise BackendError(
+                f"copying the tensor of a put failed with the device's error {result}",
+                hint="put from memory that is registered as symmetric, or see what ran on the device before",
+            )
+
+    def leave(self, comm: int) -> None:
+        result = self._handle.native.window_deregister(comm, self._window)
+        self._handle.library.check("CommWindowDeregister", result, comm)
+
+
+@dataclass
+class _OpenWindow:
+    """A window, the (address, bytes) of its memory, and the block for its puts."""
+
+    at: int
+    nbytes: int
+    staging: _Staging
+
+
+def _free(native: Any, address: int, pid: int) -> None:
+    if pid == os.getpid():  # a forked child has no device
+        native.mem_free(address)
+
+
 class Windows(OneSided):
     """The library's one-sided operations, for one communicator."""
 
-    def __init__(self, handle: Handle, registrations: Registrations, indices: int) -> None:
+    def __init__(self, handle: Handle, registrations: Registrations, indices: int, copies: Copies) -> None:
+        """`copies`: see `WindowTable`."""
         self._handle = handle
         self._registrations = registrations
+        self._copies = copies
         self.indices = indices
         self.used = set()
 
@@ -220,18 +290,28 @@ class Windows(OneSided):
         return self._registrations.range_of(tensor, True)
 
     def open(self, at: int, nbytes: int, timeout: float) -> int:
-        handle = self._handle
+        handle, registrations = self._handle, self._registrations
         with handle.on_device(), handle.in_call as comm:
-            return open_window(handle, comm, at, nbytes, SYMMETRIC, timeout)
+            staging = _Staging(handle, comm, nbytes, timeout, self._copies)
+            window = open_window(handle, comm, at, nbytes, SYMMETRIC, timeout)
+            registrations.windows[window] = _OpenWindow(at, nbytes, staging)
+            return window
 
     def close(self, window: int) -> None:
-        handle = self._handle
+        handle, registrations = self._handle, self._registrations
         with handle.on_device(), handle.in_call as comm:
+            registrations.windows.pop(window).staging.leave(comm)
             result = handle.native.window_deregister(comm, window)
             handle.library.check("CommWindowDeregister", result, comm)
 
     def put(self, window: int, tensor: torch.Tensor, peer: int, offset: int, index: int) -> None:
-        place = tensor.data_ptr(), tensor.nbytes, type_codes.BYTE, peer, window, offset
+        source = tensor.data_ptr()
+        if not self._registrations.sends(tensor):
+            staging = self._registrations.windows[window].staging
+            with self._handle.on_device():
+                staging.fill(tensor)
+            source = staging.address
+        place = source, tensor.nbytes, type_codes.BYTE, peer, window, offset
         self._issue("PutSignal", self._handle.native.put_signal, *place, index, 0, 0)
 
     def signal(self, peer: int, index: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from unicomm.comms.operations.reduction import RedOpType
 
 from . import type_codes
 from .handle import Handle
-from .registered_memory import SYMMETRIC, Registrations, Windows, open_window
+from .registered_memory import SYMMETRIC, Copies, Registrations, Windows, open_window
 from .result_codes import SUCCESS
 
 _DEFAULT_HEAP = 1 << 28  # device memory is allocated as a whole at once
@@ -37,7 +36,7 @@ class WindowTable:
         handle: Handle,
         windows: Windows,
         registrations: Registrations,
-        copies: Callable[[], tuple[int, int, int]],
+        copies: Copies,
     ) -> None:
         """`copies` returns functions of the device: see `device_runtime.copies`.
 
