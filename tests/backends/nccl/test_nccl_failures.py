@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from unicomm import Communicator
 from unicomm.backends.nccl import known_causes as causes
 from unicomm.backends.nccl import library_log
 from unicomm.c10d.process_group import UnicommProcessGroup
-from unicomm.comms.errors import AbortedError, BackendError, CommTimeoutError, PeerLostError
+from unicomm.comms.errors import AbortedError, BackendError, CommTimeoutError, NotReadyError, PeerLostError
 from unicomm.comms.failures.first_cause import FirstCause
 from unicomm.flight_recorder.recording import writer
 from unicomm.testing import run_ranks
@@ -134,6 +135,45 @@ def test_an_abort_ends_a_call_that_waits_on_the_host(mock_nccl, raised, monkeypa
 
     error = pair(mock_nccl, waits, lambda comm, over: None, raised)
     assert (type(error), error.culprits) == (AbortedError, (0,))
+
+
+def test_finalize_ends_a_call_of_another_thread_that_waits_on_the_host(
+    mock_nccl, raised, monkeypatch, eventually
+):
+    monkeypatch.setenv("NCCL_MOCK_LAZY_CONNECT", "1")
+    errors = []
+
+    def waits(comm: Communicator) -> None:
+        call = partial(HOST_WAITS["collective"], comm, torch.ones(4), 60)
+        other = threading.Thread(target=lambda: errors.append(raised(call)))
+        other.start()
+        eventually(lambda: len(recorded.of(comm)) == 2)
+        try:
+            comm.finalize(0.3)
+        finally:
+            other.join(60)
+
+    error = pair(mock_nccl, waits, lambda comm, over: None, raised)
+    assert type(error) is CommTimeoutError
+    assert "and aborted: broadcast #2" in error.message
+    assert [type(error) for error in errors] == [AbortedError]
+
+
+def test_no_finalize_in_the_midst_of_a_call(mock_nccl, raised, monkeypatch):
+    """As in a signal handler that interrupts the call: it uses the communicator when the handler returns."""
+    comm = unicomm.new_comm(mock_nccl, "cpu", rank=0, size=1)
+    streams = comm.unsafe_backend.streams()
+    native_stream, errors = streams.handle, []
+
+    def stream(of: object) -> int:
+        errors.append(raised(comm.finalize))
+        return native_stream(of)
+
+    monkeypatch.setattr(streams, "handle", stream)
+    comm.all_reduce(torch.ones(4), SUM, True).wait_blocking()
+    assert [type(error) for error in errors] == [NotReadyError]
+    assert "in the midst of all_reduce #1" in errors[0].message
+    comm.finalize()
 
 
 def test_a_message_that_nobody_sends_names_the_sender(mock_nccl, raised):

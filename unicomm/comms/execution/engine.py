@@ -382,6 +382,17 @@ class Engine:
     def invalid(self, op: str, message: str, hint: str) -> NoReturn:
         raise self.error(InvalidArgumentError, op, message, hint)
 
+    def refuse_to_end(self, first: str) -> NoReturn:
+        """Refuses `finalize` in the midst of the operation `first`, which the calling thread runs."""
+        error = self.error(
+            NotReadyError,
+            "finalize",
+            f"called in the midst of {first}, which this very thread runs",
+            "a signal handler calls abort() instead, which ends the operation, and finalize follows it",
+        )
+        error.amid = True
+        raise error
+
     def error(
         self, kind: type[E], op: str | None, message: str, hint: str, culprits: Sequence[int] = ()
     ) -> E:

@@ -167,14 +167,7 @@ class HostExecutor(Worker, Executor):
 
     def check_can_close(self) -> None:
         if first := self._interrupted():
-            error = self._engine.error(
-                NotReadyError,
-                "finalize",
-                f"called in the midst of {first}, which this very thread runs",
-                "a signal handler calls abort() instead, which ends the operation, and finalize follows it",
-            )
-            error.amid = True
-            raise error
+            self._engine.refuse_to_end(first)
 
     def amid(self) -> str:
         return super().amid() or self._interrupted()

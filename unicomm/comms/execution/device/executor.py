@@ -58,6 +58,7 @@ class StreamExecutor(Executor):
         self._last_captured: StreamWork | None = None  # the same within a graph
         self._clock = DeviceClock(streams)
         self._entering: IssuedOperation | None = None  # a thread is in the backend's calls for it
+        self._entered_by = 0  # that thread, as `threading.get_ident` returns it
         self._calls_ended = False  # by the watchdog; then the communicator is broken
         self._running: deque[IssuedOperation] = deque()
         self._given_up: list[IssuedOperation] = []  # failed, but their stream may still use the tensors
@@ -107,7 +108,7 @@ class StreamExecutor(Executor):
         if op.spans:
             run = _within_events(op, run)
         op.deadline = op.issued_ns / 1e9 + op.timeout
-        outer, self._entering = self._entering, op
+        outer, self._entering, self._entered_by = self._entering, op, threading.get_ident()
         watchdog.watch(self)
         try:
             if stream is current:
@@ -241,18 +242,28 @@ class StreamExecutor(Executor):
         return bool(self._running or self._given_up or self._entering)
 
     def pending(self) -> list[StreamWork]:
-        return [op.work for op in list(self._running)]
+        pending, entering = list(self._running), self._entering
+        if entering is not None and entering not in pending:
+            pending.append(entering)
+        return [op.work for op in pending]
 
     def drain(self, timeout: float) -> bool:
         end = time.monotonic() + timeout
-        while self._running or self._entering:
+        while self._running or self._other_thread_enters():
             self.look(time.monotonic())
-            if not self._running and not self._entering:
+            if not self._running and not self._other_thread_enters():
                 break
             if time.monotonic() >= end:
                 return False
             time.sleep(LOOK / 10)
         return True
+
+    def _other_thread_enters(self) -> bool:
+        return self._entering is not None and self._entered_by != threading.get_ident()
+
+    def check_can_close(self) -> None:
+        if (op := self._entering) is not None and not self._other_thread_enters():
+            self._engine.refuse_to_end(f"{op.name} #{op.seq}")
 
     def look(self, now: float) -> None:
         """Ends the operations that are over. Called by the watchdog and by `drain`."""
