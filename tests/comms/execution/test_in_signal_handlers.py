@@ -53,7 +53,8 @@ def interrupted(
 ) -> BaseException | None:
     """Returns what `call` raises in a handler that interrupts `operation` of the main thread.
 
-    The other ranks come when the handler has returned. `caught`: the handler lets nothing out.
+    The other ranks come when the handler has returned. `caught`: the handler lets nothing out; else they come
+    when the operation has ended, which would succeed if they came just while the handler raises.
     """
     raised: list[BaseException | None] = []
 
@@ -78,7 +79,8 @@ def interrupted(
         try:
             interrupts()
         finally:
-            interrupted_once.set()
+            if caught:
+                interrupted_once.set()
 
     def comes(other: Callable[[], object]) -> None:
         assert interrupted_once.wait(60)
@@ -90,7 +92,10 @@ def interrupted(
     try:
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(results, calls)
-            operation()
+            try:
+                operation()
+            finally:
+                interrupted_once.set()
             done.result()
     finally:
         signal.signal(signal.SIGUSR1, before)
