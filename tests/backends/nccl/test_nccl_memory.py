@@ -14,6 +14,7 @@ import torch
 import unicomm
 from tests.mocks.nccl.kinds import of, streams_of
 from unicomm import Communicator
+from unicomm.backends.nccl import registered_memory
 from unicomm.comms.errors import (
     CommTimeoutError,
     InvalidArgumentError,
@@ -321,6 +322,24 @@ def test_blocks_for_puts_go_with_their_windows(monkeypatch, tmp_path):
     gc.collect()
     calls = [json.loads(line)["function"] for line in log.read_text().splitlines()]
     assert calls.count("ncclMemAlloc") == calls.count("ncclMemFree") == 2 * (1 + 4)
+
+
+def test_a_put_that_is_too_large_to_be_copied(monkeypatch, raised):
+    of("nccl-new")
+    monkeypatch.setattr(registered_memory, "MOST_STAGED", 16)
+
+    def program(comm: Communicator) -> None:
+        room, other = comm.mem_allocator.empty(6).zero_(), 1 - comm.get_rank()
+        window = comm.new_window(room)
+        error = raised(window.put, torch.ones(5), other, 0, False)
+        assert type(error) is InvalidArgumentError
+        assert "a put of 20 bytes from memory in no window" in str(error)
+        window.put(torch.ones(4), other, 0, False)  # the communicator is as it was
+        window.barrier()
+        assert room.tolist() == [1, 1, 1, 1, 0, 0]
+        window.free()
+
+    run_ranks(program, 2, backend="nccl-new")
 
 
 def test_puts_do_not_count_as_signals():

@@ -33,6 +33,7 @@ _COPY = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 )
 _LAST_ERROR = ctypes.CFUNCTYPE(ctypes.c_int)
+MOST_STAGED = 256 << 20  # bytes of a put that is copied first: each window takes so much more at most
 _BY_ADDRESS = 4  # cudaMemcpyDefault and hipMemcpyDefault
 ALIGNMENT = 4096  # of the first byte of a window
 SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC: all ranks register the memory and use it at the same offset
@@ -238,6 +239,7 @@ class _Staging:
 
     def __init__(self, handle: Handle, comm: int, nbytes: int, timeout: float, copies: Copies) -> None:
         self._handle = handle
+        self.nbytes = nbytes = min(nbytes, MOST_STAGED)
         copy, _, last_error = copies()
         self._copy, self._last_error = _COPY(copy), _LAST_ERROR(last_error)
         result, self.address = handle.native.mem_alloc(nbytes)
@@ -308,6 +310,12 @@ class Windows(OneSided):
         source = tensor.data_ptr()
         if not self._registrations.sends(tensor):
             staging = self._registrations.windows[window].staging
+            if tensor.nbytes > staging.nbytes:
+                raise InvalidArgumentError(
+                    f"a put of {tensor.nbytes} bytes from memory in no window; it is sent by a copy,"
+                    f" and there is room for {staging.nbytes}",
+                    hint="register the tensor with symmetric=True on all ranks, or put it in parts",
+                )
             with self._handle.on_device():
                 staging.fill(tensor)
             source = staging.address

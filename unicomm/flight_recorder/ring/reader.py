@@ -6,7 +6,6 @@ in a file: it checks every offset and length against the file's size before use.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import os
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from unicomm.flight_recorder.memory import Memory, TooMuchMemoryError
 from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks, printable, tell_apart
 
+from . import whole_records
 from .call_path import CallPath, Frame, Whose, user_frame
 from .files import ANYONE, MOST_BYTES, read_file, trusted_owners
 from .folder import (
@@ -290,18 +290,15 @@ class Ring:
     def _read_records(self) -> npt.NDArray[Any]:
         cap = int(self.header["rec_cap"])
         table = self._table("rec", RECORD, cap)
-        ids = table["id"].astype(np.uint64)
         if not cap:
             return table.copy()
-        # A record that is not at the place of its id was being written when the ring was read.
-        places = (ids - np.uint64(1)) % np.uint64(cap)
-        good = (ids > 0) & (ids <= self.header["rec_next"]) & (places == np.arange(cap, dtype=np.uint64))
-        good &= table["comm"] < max(len(self.comms), 1)
-        if self.comms:
-            # Older records of the same number belong to a communicator that is not in the table any more.
-            since = np.asarray([comm.created_ns for comm in self.comms], np.uint64)
-            good &= table["created_ns"] >= since[np.where(good, table["comm"], 0)]
-        good &= ~self._torn(table, ids, good)
+        good = whole_records.whole(
+            self.header,
+            table,
+            np.asarray([comm.created_ns for comm in self.comms], np.uint64),
+            np.isin(table["state"], (State.CREATED, State.STARTED)),
+            self._ids_now if self._in_place and not self.copied_as else None,
+        )
         # Records are large, and there are many rings: copy only if necessary.
         n = int(np.count_nonzero(good))
         kept: npt.NDArray[Any] = table[:n] if good[:n].all() else table[good]
@@ -310,36 +307,15 @@ class Ring:
             kept = kept[np.argsort(ids, kind="stable")]
         return kept
 
-    def _torn(self, table: npt.NDArray[Any], ids: Any, good: Any) -> Any:
-        """Whether records may have been overwritten while they were read: their places were given away.
-
-        A record whose operation is under way keeps its place (csrc/recorder/ring.hpp). In the file it still
-        has its id. Elsewhere it is known by its time: what overwrites a record is newer than all others.
-        """
-        passed = good & self._passed(ids)
-        if not passed.any():
-            return passed
-        if self._in_place and not self.copied_as:
-            with contextlib.suppress(OSError):
-                return passed & (self._ids_now(len(ids)) != ids)
-        rest = table["created_ns"][good & ~passed]
-        under_way = np.isin(table["state"], (State.CREATED, State.STARTED))
-        return passed & ~(under_way & (table["created_ns"] < rest.min(initial=np.uint64(_LATEST))))
-
-    def _passed(self, ids: Any) -> Any:
-        """Whether records are older than those that would fill the ring."""
-        last = int(self.header["rec_next"]) - int(self.header["rec_cap"])
-        return ids <= np.uint64(max(last, 0))
-
     @cached_property
     def kept(self) -> npt.NDArray[np.bool_]:
         """Which of `records` are older than those that would fill the ring, as they were long under way."""
-        kept: npt.NDArray[np.bool_] = self._passed(self.records["id"])
+        kept: npt.NDArray[np.bool_] = whole_records.passed(self.header, self.records["id"])
         return kept
 
     def is_kept(self, record: Any) -> bool:
         """As `kept`, for one record."""
-        return bool(self._passed(record["id"]))
+        return bool(whole_records.passed(self.header, record["id"]))
 
     # --- meaning -----------------------------------------------------------------------------------
 
@@ -472,9 +448,9 @@ class Ring:
             return 0
         return 0 if head is None else int(head["rec_next"])
 
-    def _ids_now(self, count: int) -> npt.NDArray[np.uint64]:
+    def _ids_now(self) -> npt.NDArray[np.uint64]:
         """The present ids in the ring's file. Raises `OSError`."""
-        begin, size = int(self.header["rec_off"]), count * RECORD.itemsize
+        begin, size = int(self.header["rec_off"]), int(self.header["rec_cap"]) * RECORD.itemsize
         data = read_file(self.path, ANYONE, at=begin, size=size)
         if len(data) < size:
             raise OSError(f"{self.path} has become shorter")
