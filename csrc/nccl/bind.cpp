@@ -267,7 +267,9 @@ void bind_life(nb::class_<Library>& c) {
             GilReleased release;
             return run_within(
                 seconds, device_of(set_device, device),
-                [functions = self(), comm] { return revoke(functions, comm_of(comm)); },
+                [functions = self(), comm, seconds] {
+                    return revoke_or_abort(functions, comm_of(comm), 0.8 * seconds);
+                },
                 [abort, comm] { abort(comm_of(comm)); });
         },
         nb::sig("def revoke(self, comm: int, seconds: float, set_device: int, device: int, /) -> int"),

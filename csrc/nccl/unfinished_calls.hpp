@@ -64,9 +64,10 @@ struct Device {
 };
 
 // Runs `call` in a thread of its own, on the device. Returns its result, or kInProgress if it has not
-// returned within `seconds`; the thread then goes on, also with `afterwards`, until the process ends. So both
-// must own what they use and hold no Python object. Calls that end a communicator need this: the library
-// waits for graphs that have captured its operations, and for other communicators on the same device.
+// returned within `seconds`; the thread then goes on, also with `afterwards` unless the result is
+// kInProgress, until the process ends. So both must own what they use and hold no Python object. Calls that
+// end a communicator need this: the library waits for graphs that have captured its operations, and for other
+// communicators on the same device.
 inline int run_within(
     double seconds, Device device, std::function<int()> call, std::function<void()> afterwards = [] {}) {
     struct Outcome {
@@ -87,7 +88,7 @@ inline int run_within(
             std::lock_guard lock(outcome->mutex);
             outcome->result = result;
             outcome->changed.notify_all();
-            if (!outcome->left) return;
+            if (!outcome->left || result == kInProgress) return;
         }
         afterwards();
     }).detach();
@@ -107,13 +108,16 @@ inline int finalize_and_destroy(const Functions& library, Comm comm) {
     return library.CommDestroy(comm);
 }
 
-// Ends what runs on the communicator, and keeps it. Returns the result once it is complete.
-inline int revoke(const Functions& library, Comm comm) {
+// Ends what runs on the communicator, and keeps it. Returns the result, or kInProgress if the library has not
+// completed that within `seconds` after its call has returned; then aborts the communicator.
+inline int revoke_or_abort(const Functions& library, Comm comm, double seconds) {
     int result = library.CommRevoke(comm, 0);
-    while (result == kInProgress) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (result == kInProgress && std::chrono::steady_clock::now() < end) {
         pause_briefly();
         result = state_of(library, comm);
     }
+    if (result == kInProgress) library.CommAbort(comm);
     return result;
 }
 

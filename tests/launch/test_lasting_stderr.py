@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 
+from unicomm.launch.run import lasting_stderr as lasting_stderr_module
 from unicomm.launch.run.lasting_stderr import lasting_stderr
 
 TEXT = "a line of the verdict\n" * 10_000  # more than a pipe holds
@@ -29,6 +30,18 @@ def test_a_slow_reader_gets_all(monkeypatch):
     assert not writes(monkeypatch, writer)
     thread.join()
     assert got == [TEXT]
+
+
+def test_a_reader_that_is_stuck(monkeypatch):
+    """It is waited for once, however much there is to say."""
+    monkeypatch.setattr(lasting_stderr_module, "_PATIENCE", 0.2)
+    waits, select = [], lasting_stderr_module.select.select
+    monkeypatch.setattr(lasting_stderr_module.select, "select", lambda *a: waits.append(a[3]) or select(*a))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    assert writes(monkeypatch, writer)
+    assert sum(waits) < 1.0
+    os.close(reader)
 
 
 def test_a_reader_that_has_gone(monkeypatch):

@@ -128,7 +128,8 @@ def _request(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     words = words[1 + unbuffered :]
     if not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
         return None
-    if words[0] == "-m" and words[1].startswith("unicomm."):
+    module = words[1 if words[0] == "-m" else 3 :][:1]  # see unicomm/launch/side_process.py
+    if module and module[0].startswith("unicomm."):
         return None  # a launcher's own side process, which needs no torch, and is known by its command line
     env = dict(os.environ if asked["env"] is None else asked["env"])
     return {

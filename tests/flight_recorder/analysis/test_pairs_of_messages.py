@@ -1,12 +1,13 @@
 """Messages that order alone does not pair: receives from any rank, and tags."""
 
+import pytest
 import torch
 
 from tests.flight_recorder.rings import ALL_REDUCE, META, RECV, SEND
 from unicomm import _core
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Verdict
-from unicomm.flight_recorder.ring.reader import ASYNC, P2P, RECEIVE
+from unicomm.flight_recorder.ring.reader import ASYNC, P2P, RECEIVE, read_ring
 from unicomm.flight_recorder.table.load import load
 from unicomm.flight_recorder.table.table import RUNNING
 
@@ -38,9 +39,16 @@ class Rank:
         self.ring.finish(receive)
 
 
-def test_the_first_message_went_to_the_receive_from_any(tmp_path):
-    """Rank 0 receives from any rank, then from rank 1, which has sent one message only."""
+@pytest.mark.parametrize("before", [0, 200])
+def test_the_first_message_went_to_the_receive_from_any(tmp_path, before):
+    """Rank 0 receives from any rank, then from rank 1, which has sent one message only.
+
+    `before`: operations that the ring has held; 200 are more than fit.
+    """
     taker, sender = Rank(tmp_path, 0), Rank(tmp_path, 1)
+    for seq in range(1, before + 1):
+        for rank in (taker, sender):
+            rank.ring.finish(rank.ring.begin(rank.comm, ALL_REDUCE, seq, seq, [], []))
     first = taker.receives(0, over=False, peer=-1)
     taker.receives(1, over=False)
     taker.takes(first, 2)
@@ -48,6 +56,8 @@ def test_the_first_message_went_to_the_receive_from_any(tmp_path):
     main = analyze(load([tmp_path]), stuck_after=0).main
     assert (main.verdict, main.culprits) == (Verdict.UNMATCHED_P2P, [1])
     assert "but rank 1 never issued the send for it" in main.sentence
+    receives = read_ring(tmp_path / "r0.ring").records[-2:]
+    assert receives["seq"].tolist() == [1, 2]  # the first one had been numbered 2
 
 
 def test_a_receive_is_late_for_a_message_that_was_sent(tmp_path):
@@ -75,6 +85,10 @@ def test_a_receive_that_is_left_open_hangs_nobody(tmp_path):
     source = table.source_of[0]
     source.process, source.as_of_ns = RUNNING, int(table.completed_ns[source.end - 1]) + 1_000_000
     assert analyze(table, stuck_after=5).main.verdict is Verdict.GOOD
+    table.thread[0] = len(table.threads)  # a thread that waits beside one that works
+    table.threads.append("another")
+    assert analyze(table, stuck_after=5).main.culprits == [1]
+    table.thread[0] = table.thread[1]
     source.as_of_ns += 60_000_000_000  # nor does it work any more
     main = analyze(table, stuck_after=5).main
     assert (main.verdict, main.culprits) == (Verdict.UNMATCHED_P2P, [1])

@@ -208,6 +208,10 @@ def test_clean_leaves_the_rings_of_other_hosts(tmp_path):
         then = time.time() - days * 86400
         os.utime(tmp_path / f"other{at}.ucring", (then, then))
     assert [path.name for path in clean(tmp_path, max_age_days=3)] == ["other1.ucring"]
+    (tmp_path / "killed.ucring").write_bytes(data[:32] + (1).to_bytes(8, "little") + data[40:])
+    assert is_alive(tmp_path / "killed.ucring") is False
+    assert clean(tmp_path, max_files=3) == []  # the rings of others take no room from this host's
+    (tmp_path / "killed.ucring").unlink()
     # Beyond the bounds, those go that are older than the rings of this host may become.
     removed = clean(tmp_path, max_files=0, max_age_days=3)
     assert sorted(path.name for path in removed) == ["other2.ucring", "other3.ucring"]

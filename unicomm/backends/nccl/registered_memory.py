@@ -8,6 +8,7 @@ may place several tensors. The library registers whole blocks.
 from __future__ import annotations
 
 import abc
+import contextlib
 import ctypes
 import os
 import re
@@ -21,7 +22,7 @@ import torch
 
 from unicomm.c10d.compat import custom_allocator
 from unicomm.comms.backend import OneSided
-from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
+from unicomm.comms.errors import BackendError, CommError, InvalidArgumentError, UnsupportedError
 
 from . import type_codes
 from .handle import Handle
@@ -295,7 +296,12 @@ class Windows(OneSided):
         handle, registrations = self._handle, self._registrations
         with handle.on_device(), handle.in_call as comm:
             staging = _Staging(handle, comm, nbytes, timeout, self._copies)
-            window = open_window(handle, comm, at, nbytes, SYMMETRIC, timeout)
+            try:
+                window = open_window(handle, comm, at, nbytes, SYMMETRIC, timeout)
+            except BaseException:
+                with contextlib.suppress(CommError):
+                    staging.leave(comm)
+                raise
             registrations.windows[window] = _OpenWindow(at, nbytes, staging)
             return window
 

@@ -15,7 +15,7 @@ import numpy as np
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.collectives import CollectiveIndex, CollectiveRows, rows_of
-from unicomm.flight_recorder.table.table import TOOK_ANY, Column, Table
+from unicomm.flight_recorder.table.table import Column, Table
 
 _CLOSE_LOOKS = 16  # the number of differing collectives of a group to examine, the first ones
 _NO_REFERENCE = -1
@@ -234,7 +234,6 @@ def messages(table: Table) -> Messages:
     number[counted] = count[counted] + 1
     if (wrapped & ~exact).any():
         _align_tails(table, rows, channel, send, number, wrapped[rank] & counted)
-    _number_receives(table, rows, channel, send, number, count, exact[rank] & ~wrapped[rank])
     low = int(number.min())
     span = int(number.max()) - low + 1
     if span > (1 << 62) // (int(channel.max()) + 1):
@@ -251,24 +250,6 @@ def messages(table: Table) -> Messages:
     other = channel * 2 + ~send
     unknown = (partner < 0) & (~present[peer] | (wrapped[peer] & (number < first[other])))
     return Messages(rows, partner, unknown)
-
-
-def _number_receives(
-    table: Table, rows: Column, channel: Column, send: Column, number: Column, count: Column, whole: Column
-) -> None:
-    """Numbers the receives of channels whose receiver also took messages by receives from any rank.
-
-    Such a receive was numbered when its sender was known, behind receives that were issued later. It took the
-    first message that had no earlier receive, so the receives of its channel count in their order. `whole`:
-    whether no record of a row's rank is missing.
-    """
-    from_any = ~send & ((table.flags[rows] & TOOK_ANY) != 0)
-    if not from_any.any():
-        return
-    mixed = np.zeros(int(channel.max()) + 1, np.bool_)
-    mixed[channel[from_any & whole]] = True
-    renumbered = mixed[channel] & ~send
-    number[renumbered] = count[renumbered] + 1
 
 
 def _align_tails(

@@ -156,18 +156,19 @@ def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tup
 
 
 def _left_open(table: Table, rows: Column, stuck_after_ns: int) -> Column:
-    """Returns which unfinished rows are old asynchronous receives of ranks that have worked since then."""
+    """Returns which unfinished rows are old asynchronous receives of threads that have worked since then."""
     receives = (table.kind[rows] == OpKind.RECV) & ((table.flags[rows] & ASYNC) != 0)
     left_open = np.zeros(len(rows), np.bool_)
-    for rank in np.unique(table.rank[rows[receives]]).tolist():
+    threads = np.stack([table.rank[rows[receives]], table.thread[rows[receives]]], axis=1)
+    for rank, thread in np.unique(threads, axis=0).tolist():
         source = table.source_of[rank]
         if source.process != RUNNING or not source.as_of_ns:
             continue
-        span = slice(source.begin, source.end)
-        newest = max(int(table.created_ns[span].max()), int(table.completed_ns[span].max()))
+        here = np.flatnonzero(table.thread[source.begin : source.end] == thread) + source.begin
+        newest = max(int(table.created_ns[here].max()), int(table.completed_ns[here].max()))
         old = newest - table.created_ns[rows] >= stuck_after_ns
         if source.as_of_ns - newest < stuck_after_ns:
-            left_open |= receives & (table.rank[rows] == rank) & old
+            left_open |= receives & (table.rank[rows] == rank) & (table.thread[rows] == thread) & old
     return left_open
 
 

@@ -237,15 +237,19 @@ def _job(rings: list[Ring]) -> LiveJob:
 def _current(records: Any, now_ns: int) -> Any:
     """Returns the oldest started record, else the oldest created one, else the newest record.
 
-    A rank that works does not wait in a receive that it has left open, such as one for a message to stop.
+    A thread that works does not wait in a receive that it has left open, such as one for a message to stop.
     """
     if not len(records):
         return None
-    newest = int(max(records["created_ns"].max(), records["completed_ns"].max()))
+    open_receive = records["flags"] & (ASYNC | P2P | RECEIVE) == ASYNC | P2P | RECEIVE
+    open_receive &= records["state"] < State.COMPLETED
     chosen = np.ones(len(records), np.bool_)
-    if now_ns - newest < _WORKS:
-        open_receive = records["flags"] & (ASYNC | P2P | RECEIVE) == ASYNC | P2P | RECEIVE
-        chosen = ~(open_receive & (records["created_ns"] + np.uint64(_WORKS) < np.uint64(newest)))
+    for thread in np.unique(records["tid"][open_receive]).tolist():
+        own = records["tid"] == thread
+        newest = int(max(records["created_ns"][own].max(), records["completed_ns"][own].max()))
+        if now_ns - newest < _WORKS:
+            old = records["created_ns"] + np.uint64(_WORKS) < np.uint64(newest)
+            chosen &= ~(open_receive & own & old)
     for state in (2, 1):
         found = np.flatnonzero((records["state"] == state) & chosen)
         if len(found):

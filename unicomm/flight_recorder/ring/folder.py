@@ -219,13 +219,18 @@ def clean(
             continue
         if (alive := is_alive(path)) is not None or _is_ring(path):
             found.append((info.st_mtime, info.st_size, path, alive))
-    total, count = sum(size for _, size, _, _ in found), len(found)
+    # The rings whose processes are unknown here have bounds of their own.
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    for _, size, _, alive in found:
+        sizes[alive is None].append(size)
+    total, count = ({kind: of(sizes[kind]) for kind in sizes} for of in (sum, len))
     oldest_allowed = time.time() - max_age_days * _DAY
     unknown_allowed = time.time() - 10 * max_age_days * _DAY
     removed = []
     for modified, size, path, alive in sorted(found, key=lambda one: one[:3]):
-        beyond = total > max_bytes or count > max_files
-        if alive or (alive is None and modified >= (oldest_allowed if beyond else unknown_allowed)):
+        unknown = alive is None
+        beyond = total[unknown] > max_bytes or count[unknown] > max_files
+        if alive or (unknown and modified >= (oldest_allowed if beyond else unknown_allowed)):
             continue
         if modified >= oldest_allowed and not beyond:
             continue
@@ -234,8 +239,8 @@ def clean(
         except OSError:
             continue
         removed.append(path)
-        total -= size
-        count -= 1
+        total[unknown] -= size
+        count[unknown] -= 1
     for side in folder.glob("*"):  # ending files, which have the name of their ring
         if side.suffix in (".ending", ".stacks") and not side.with_suffix(SUFFIX).exists():
             with contextlib.suppress(OSError):

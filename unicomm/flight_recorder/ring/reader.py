@@ -6,6 +6,7 @@ in a file: it checks every offset and length against the file's size before use.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -35,6 +36,7 @@ from .folder import (
     process_code,
     process_start_ticks,
 )
+from .message_numbers import as_matched
 
 MAGIC = b"UCRING01"
 VERSION = 3
@@ -224,8 +226,7 @@ class Ring:
         self._texts: dict[tuple[int, int], str] = {}
         self._room = 2 * len(self._heap) + 1  # for all texts: those of a good ring do not overlap
         if in_place and not self.closed and not self.copied_as:
-            self.header = head = head.copy()
-            head["rec_next"] = max(head["rec_next"], self._begun_since())
+            self.header = self._newest_header()
         self.comms = self._read_comms()
         self.frames = self._read_frames()
         self.records = self._read_records()
@@ -305,7 +306,9 @@ class Ring:
         ids = kept["id"]
         if len(ids) and not (ids[1:] > ids[:-1]).all():  # wrapped, so the oldest record is in the middle
             kept = kept[np.argsort(ids, kind="stable")]
-        return kept
+        flags = kept["flags"]
+        receives = (flags & (P2P | RECEIVE) == P2P | RECEIVE) & (kept["peer"] >= 0)
+        return as_matched(kept, receives, receives & (flags & FROM_ANY != 0))
 
     @cached_property
     def kept(self) -> npt.NDArray[np.bool_]:
@@ -440,13 +443,13 @@ class Ring:
             return False
         return head is not None and bool(int(head["flags"]) & CLEAN_CLOSE)
 
-    def _begun_since(self) -> int:
-        """The number of records that the process had begun when the ring had been read."""
-        try:
-            head = self._header_now()
-        except OSError:
-            return 0
-        return 0 if head is None else int(head["rec_next"])
+    def _newest_header(self) -> np.void:
+        """The header, with the numbers of records as they are now that the ring has been read."""
+        out: np.void = self.header.copy()
+        with contextlib.suppress(OSError):
+            if (now := self._header_now()) is not None and now["rec_next"] > out["rec_next"]:
+                out["rec_next"], out["rec_skipped"] = now["rec_next"], now["rec_skipped"]
+        return out
 
     def _ids_now(self) -> npt.NDArray[np.uint64]:
         """The present ids in the ring's file. Raises `OSError`."""

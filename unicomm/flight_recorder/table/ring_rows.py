@@ -14,7 +14,6 @@ from unicomm.flight_recorder.ring.reader import (
     ASYNC,
     BATCH,
     ERRORS,
-    FROM_ANY,
     GRAPH,
     P2P,
     RECORD,
@@ -26,7 +25,7 @@ from unicomm.flight_recorder.ring.reader import (
 from unicomm.flight_recorder.texts import printable
 
 from .checksums import Checksums
-from .table import ENDED, KILLED, RUNNING, STOPPED, TOOK_ANY, UNKNOWN, Column, Group, Source
+from .table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Column, Group, Source
 from .table_store import TableStore
 
 _MOST = np.iinfo(np.int64).max
@@ -153,9 +152,7 @@ class RingTableBuilder(TableStore):
             "peer": peer,
             "state": np.clip(records["state"], 1, 4).astype(np.uint8),
             "error": np.where(np.isin(errors, list(ERRORS)), errors, UNKNOWN_ERROR).astype(np.uint8),
-            "flags": ((flags & (ASYNC | BATCH | GRAPH)) | ((flags & FROM_ANY) != 0) * TOOK_ANY).astype(
-                np.uint8
-            ),
+            "flags": (flags & (ASYNC | BATCH | GRAPH)).astype(np.uint8),
             "frame": self._ring_frames(ring, records["frame"]),
             "thread": self._ring_threads(records["tid"]),
         }

@@ -25,7 +25,6 @@ Column = npt.NDArray[Any]
 
 # States of the process of a source.
 RUNNING, STOPPED, KILLED, ENDED, UNKNOWN = "running", "stopped", "killed", "ended", "unknown"
-TOOK_ANY = 128  # a flag of rows: a receive from any rank, whose sender is known now
 
 
 Shapes = tuple[tuple[int, ...], ...]  # one shape per tensor
@@ -140,8 +139,8 @@ class Table:
         call: index into `calls`, int32.
         seq: the number of a collective in its group, or of a P2P operation as recorded, without torch's base;
         int64. peer: the peer's rank in the job for a send or receive, else -1; int32. state: `State`, uint8.
-        error: a code of `ring.reader.ERRORS`, uint8. flags: TOOK_ANY, and ASYNC, BATCH, CAPTURED, REPLAYED
-        and REPLAY of `ring.reader`, uint8. created_ns, started_ns, completed_ns: wall-clock times, int64, 0
+        error: a code of `ring.reader.ERRORS`, uint8. flags: ASYNC, BATCH, CAPTURED, REPLAYED and REPLAY of
+        `ring.reader`, uint8. created_ns, started_ns, completed_ns: wall-clock times, int64, 0
         if unknown. frame: index into `stacks`, int32; stack 0 is empty. thread: index into `threads`, int32.
     """
 

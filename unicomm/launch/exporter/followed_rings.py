@@ -60,9 +60,10 @@ class _Place:
         left_out = np.isin(left % capacity, kept % capacity) & ~np.isin(left, kept)
         before, self.pending = self.pending, left[~left_out & ((left > oldest) | np.isin(left, kept))]
         fresh = len(before) + ring.total - self.begun
-        lost = max(0, fresh - int(np.count_nonzero(count)) - len(self.pending))
-        self.seen, self.begun = newest, ring.total
-        return count, lost
+        lost = fresh - int(np.count_nonzero(count)) - len(self.pending)
+        # Places that are left out just now count only afterwards.
+        self.seen, self.begun = newest, ring.total - min(lost, 0)
+        return count, max(lost, 0)
 
 
 class FollowedRings:

@@ -60,12 +60,12 @@ class _Lasting:
             try:
                 select.select([], [self._stream], [], left)
                 self._stream.flush()
-                break
+                return
             except BlockingIOError:
                 continue
             except (OSError, ValueError):
-                self._go_nowhere()
                 break
+        self._go_nowhere()
 
     def _go_nowhere(self) -> None:
         with contextlib.suppress(OSError, ValueError):

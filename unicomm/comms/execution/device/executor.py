@@ -109,8 +109,8 @@ class StreamExecutor(Executor):
             run = _within_events(op, run)
         op.deadline = op.issued_ns / 1e9 + op.timeout
         outer, self._entering, self._entered_by = self._entering, op, threading.get_ident()
-        watchdog.watch(self)
         try:
+            watchdog.watch(self)
             if stream is current:
                 run()
             else:
@@ -242,7 +242,7 @@ class StreamExecutor(Executor):
         return bool(self._running or self._given_up or self._entering)
 
     def pending(self) -> list[StreamWork]:
-        pending, entering = list(self._running), self._entering
+        entering, pending = self._entering, list(self._running)
         if entering is not None and entering not in pending:
             pending.append(entering)
         return [op.work for op in pending]

@@ -1,0 +1,32 @@
+"""The numbers of messages in a ring, by which sends and receives belong together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def as_matched(
+    records: npt.NDArray[Any], receives: npt.NDArray[np.bool_], from_any: npt.NDArray[np.bool_]
+) -> npt.NDArray[Any]:
+    """Returns records whose numbers `seq` are those of the messages that receives have got.
+
+    A receive from any rank is numbered when its sender is known, behind receives from that rank that were
+    issued later. But it has taken the first message that had no earlier receive. So the numbers of a pair of
+    ranks belong to its receives in order of issue.
+
+    Args:
+        records: of a ring, in order of issue.
+        receives: which of them are receives whose sender is known.
+        from_any: which of these were receives from any rank.
+    """
+    if not from_any.any():
+        return records
+    out = records.copy()
+    pair = (records["comm"].astype(np.int64) << 32) | records["peer"].astype(np.int64)
+    for one in np.unique(pair[from_any]).tolist():
+        here = receives & (pair == one)
+        out["seq"][here] = np.sort(records["seq"][here])
+    return out
