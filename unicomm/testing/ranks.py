@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from unicomm.backends.registry import new_comm
 from unicomm.c10d.compat import HashStore, Store
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import AbortedError, CommError, PeerLostError
+from unicomm.flight_recorder.recording.thread_frames import frames_of_threads
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def run_ranks(
         thread.join(2 * timeout)
     stuck = [t for t in threads if t.is_alive()]
     if stuck:
-        frames = sys._current_frames()
+        frames = frames_of_threads()
         stacks = [
             f"{t.name}:\n{''.join(traceback.format_stack(frames[t.ident]))}"
             for t in stuck

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import HashStore
 from tests import ROOT
 from tests.wait_tables import Looks
 from unicomm import CommTimeoutError, Communicator, DeadlockError, ReduceOp, new_comm
+from unicomm.flight_recorder.recording.thread_frames import frames_of_threads
 from unicomm.testing import run_ranks
 
 LARGE = 400_000  # elements of a message that does not fit into the transport's own memory
@@ -136,7 +137,7 @@ def places() -> dict[str, list[str]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         f"{names.get(ident)} ({ident})": [f"{f.filename}:{f.lineno}" for f in traceback.extract_stack(frame)]
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in frames_of_threads().items()
     }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 import threading
 
 import torch
 
 import unicomm
+from unicomm.flight_recorder.recording.thread_frames import frames_of_threads
 from unicomm.flight_recorder.ring.call_path import Whose, whose_of
 
 _OURS = os.path.join(os.path.dirname(os.path.abspath(unicomm.__file__)), "")
@@ -21,7 +21,7 @@ _OTHERS = os.path.join(_LIBRARY, "site-packages", "")
 def where_is(thread: int) -> str:
     """Returns "file:line in function", or "" if the thread has no user frame. An unknown `thread` means the
     main thread."""
-    frames = sys._current_frames()
+    frames = frames_of_threads()
     frame = frames.get(thread) or frames.get(threading.main_thread().ident or 0)
     while frame is not None and _is_machinery(frame.f_code.co_filename):
         frame = frame.f_back

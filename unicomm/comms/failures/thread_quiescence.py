@@ -22,7 +22,6 @@ import multiprocessing.connection
 import os
 import queue
 import selectors
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +31,7 @@ from types import FrameType
 import unicomm
 from unicomm.comms import work
 from unicomm.comms.failures import daemon_pool, open_communicators
+from unicomm.flight_recorder.recording.thread_frames import frames_of_threads
 
 _SWITCH = 0.02  # seconds: a thread that waits for Python's lock moves within 5 ms
 
@@ -109,7 +109,7 @@ def _standing(
     """
     if not _idle_or_in(waiting):
         return None
-    frames = sys._current_frames()
+    frames = frames_of_threads()
     try:
         return _moves_of(frames, waiting, others, launched, events)
     finally:

@@ -4,5 +4,6 @@ writer.py      this process's ring: opened by the first communicator, closed whe
 ending.py      how this process ends: exceptions, sys.exit and crashes, noted beside its ring
 dumps.py       dumps of this process's ring: on request, when a communicator breaks, on a signal
 hook.py        FlightRecorderHook: torchcomms' interface to the recorder
+thread_frames.py  where each thread of this process is
 tracebacks.py  tracebacks of unhandled errors, without unicomm's own frames
 """

@@ -23,6 +23,7 @@ import traceback
 from typing import Any
 
 from unicomm.flight_recorder.recording import tracebacks
+from unicomm.flight_recorder.recording.thread_frames import frames_of_threads
 
 from .channel import Channel, dump, learn, load
 
@@ -129,7 +130,7 @@ class _Worker:
         self._interrupted = number  # before the look: a call that begins now sees it itself
         if self._running != number or thread is None:
             return
-        frame = sys._current_frames().get(thread)
+        frame = frames_of_threads().get(thread)
         self.channel.send("where", number, "".join(traceback.format_stack(frame)[-8:]))
         threading.Thread(target=self._press, args=[number, thread], daemon=True).start()
 
