@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 
 def report_of(rings, verdict, affected, within=20.0, group=None):
-    """The report as soon as it has the verdict, so many ranks and the group, or the last one in time."""
+    """Returns the first report with this verdict, so many ranks and this group, or the last one."""
     deadline = time.monotonic() + within
     while True:
         report = analyze(load([rings]), stuck_after=0.3)

@@ -107,7 +107,7 @@ def _default_comm() -> Communicator | None:
 def _global_ranks(comm: Communicator, default: Communicator | None) -> list[int]:
     """The members' ranks in the default group, which torch calls global ranks.
 
-    Without a default group of ours they are the members' numbers in the job.
+    If the default group is not one of unicomm's, these are the members' ranks in the job.
     """
     if default is None:
         return comm.get_ranks()

@@ -116,11 +116,11 @@ class Library:
         return error_of(self.vendor.title, function, result, text or self.native.error_string(result), lines)
 
     def end(self, comm: int, device: torch.device, seconds: float) -> int:
-        """Finalizes and destroys. Returns the result; IN_PROGRESS after `seconds`, and the end continues."""
+        """Finalizes and destroys. Returns the result, or IN_PROGRESS if that takes more than `seconds`."""
         return int(self.native.end(comm, seconds, *self._current(device)))
 
     def abort(self, comm: int, device: torch.device, seconds: float) -> int:
-        """Aborts. Returns the result; IN_PROGRESS after `seconds`, and the abort continues."""
+        """Aborts. Returns the result, or IN_PROGRESS if that takes more than `seconds`; then it goes on."""
         return int(self.native.abort(comm, seconds, *self._current(device)))
 
     def revoke(self, comm: int, device: torch.device, seconds: float) -> int:
@@ -134,10 +134,8 @@ class Library:
         """Returns by what a thread of the native table makes `device` its current one."""
         try:
             return self._set_device(), device.index or 0
-        except (
-            UnsupportedError
-        ):  # torch brings the runtime; without it the end is more important than the device
-            return 0, 0
+        except UnsupportedError:
+            return 0, 0  # torch brings the runtime; without it the end is more important than the device
 
     def state_of(self, comm: int) -> int:
         """Returns the result code of the operations on `comm`: IN_PROGRESS while a call goes on by itself.

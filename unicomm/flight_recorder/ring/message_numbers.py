@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def as_matched(
-    records: npt.NDArray[Any], receives: npt.NDArray[np.bool_], from_any: npt.NDArray[np.bool_]
-) -> npt.NDArray[Any]:
+def as_matched(records: npt.NDArray[Any], receive: int, from_any: int) -> npt.NDArray[Any]:
     """Returns records whose numbers `seq` are those of the messages that receives have got.
 
     A receive from any rank is numbered when its sender is known, behind receives from that rank that were
@@ -19,14 +17,16 @@ def as_matched(
 
     Args:
         records: of a ring, in order of issue.
-        receives: which of them are receives whose sender is known.
-        from_any: which of these were receives from any rank.
+        receive: the flags of a receive.
+        from_any: the flag of a receive from any rank whose sender is known.
     """
-    if not from_any.any():
+    taken = (records["flags"] & from_any) != 0
+    if not taken.any():
         return records
     out = records.copy()
+    receives = ((records["flags"] & receive) == receive) & (records["peer"] >= 0)
     pair = (records["comm"].astype(np.int64) << 32) | records["peer"].astype(np.int64)
-    for one in np.unique(pair[from_any]).tolist():
+    for one in np.unique(pair[taken]).tolist():
         here = receives & (pair == one)
         out["seq"][here] = np.sort(records["seq"][here])
     return out

@@ -297,7 +297,7 @@ class Ring:
             self.header,
             table,
             np.asarray([comm.created_ns for comm in self.comms], np.uint64),
-            np.isin(table["state"], (State.CREATED, State.STARTED)),
+            (State.CREATED, State.STARTED),
             self._ids_now if self._in_place and not self.copied_as else None,
         )
         # Records are large, and there are many rings: copy only if necessary.
@@ -306,9 +306,7 @@ class Ring:
         ids = kept["id"]
         if len(ids) and not (ids[1:] > ids[:-1]).all():  # wrapped, so the oldest record is in the middle
             kept = kept[np.argsort(ids, kind="stable")]
-        flags = kept["flags"]
-        receives = (flags & (P2P | RECEIVE) == P2P | RECEIVE) & (kept["peer"] >= 0)
-        return as_matched(kept, receives, receives & (flags & FROM_ANY != 0))
+        return as_matched(kept, P2P | RECEIVE, FROM_ANY)
 
     @cached_property
     def kept(self) -> npt.NDArray[np.bool_]:

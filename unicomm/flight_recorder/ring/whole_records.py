@@ -1,13 +1,13 @@
 """Which of a ring's records are whole, and which are older than those that would fill the ring.
 
-The process may write while its ring is read. It overwrites the oldest record whose operation is over. One of
-an operation under way keeps its place (csrc/recorder/ring.hpp).
+The process may write while its ring is read. It overwrites the oldest record whose operation is over. The
+record of an operation under way keeps its place (csrc/recorder/ring.hpp).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def whole(
     header: np.void,
     table: npt.NDArray[Any],
     created_ns: npt.NDArray[np.uint64],
-    under_way: Bools,
+    under_way: Collection[int],
     ids_now: Callable[[], Any] | None,
 ) -> Bools:
     """Returns which records are whole, and belong to a communicator in the ring.
@@ -35,7 +35,7 @@ def whole(
         header: of the ring, with `rec_next` as it was when the records had been read.
         table: all places for records.
         created_ns: when each communicator was created.
-        under_way: whether the operation of each record is under way.
+        under_way: the states of records whose operation is under way.
         ids_now: returns the present ids of the places, or raises `OSError`; None for a copy of a ring.
     """
     ids = table["id"].astype(np.uint64)
@@ -56,5 +56,5 @@ def whole(
             good &= ~old | (ids_now() == ids)
             return good
     oldest = table["created_ns"][good & ~old].min(initial=_LATEST)
-    good &= ~old | (under_way & (table["created_ns"] < oldest))
+    good &= ~old | (np.isin(table["state"], list(under_way)) & (table["created_ns"] < oldest))
     return good
