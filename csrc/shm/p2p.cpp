@@ -467,7 +467,10 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
             late = now_ns() >= return_ns;
             return late || must_stop(deadline_ns, deep, fault);
         };
-        if (!group_.waiter_.until(ready, stop, beside) && !late) return group_.break_group(fault);
+        if (!group_.waiter_.until(ready, stop, beside)) {
+            if (!late) return group_.break_group(fault);
+            group_.waiter_.waits_no_longer();
+        }
         if (damaged_ >= 0) return group_.damaged(damaged_, "a message");
         begin_pass();
         for (Transfer& t : transfers_) {

@@ -149,7 +149,7 @@ class _Judge:
             found.append(f"no culprits: {text}")
         if not self._calm or self._strained(record) or self._failed_before(record):
             return found
-        if isinstance(error, (CommTimeoutError, PeerLostError)):
+        if isinstance(error, (CommTimeoutError, PeerLostError)) and not self._is_judged_elsewhere(record):
             wrong = [who for who in self._named(record, kind) if self._is_innocent(who, record)]
             if wrong:
                 found.append(f"false accusation of {wrong}: {text}")
@@ -169,6 +169,23 @@ class _Judge:
         if kind in ("create", "split"):
             return named
         return [record.members[r] for r in named if r < len(record.members)]
+
+    def _is_judged_elsewhere(self, record: Record) -> bool:
+        """Whether another rank has told the error, of another operation of the communicator."""
+        error = record.error
+        gave_up = re.search(r" when rank (\d+) gave up: ", "" if error is None else error.message)
+        if gave_up is None or error is None or int(gave_up[1]) >= len(record.members):
+            return False
+        return any(
+            other.rank == record.members[int(gave_up[1])]
+            and other.op in range(len(self._ops))
+            and other.op != record.op
+            and self._ops[other.op].get("comm") == self._ops[record.op]["comm"]
+            and other.error is not None
+            and other.error.culprits == error.culprits
+            and other.ended <= record.ended
+            for other in self._run.records
+        )
 
     def _is_from_anywhere(self, record: Record, error: CommError) -> bool:
         """Whether an error is that of a receive from any rank: its own, or one that another rank has told."""

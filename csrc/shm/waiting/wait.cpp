@@ -191,8 +191,9 @@ bool Waiter::slow(const Look& ready, const std::function<bool(bool)>& stop, cons
     struct NoLonger {
         Shared<uint32_t>& waits_for;
         const std::function<void()>& then;
+        bool failed = false;
         ~NoLonger() {
-            waits_for.store(0);
+            if (!failed) waits_for.store(0);
             if (then) then();
         }
     } at_the_end{me.waits_for, at_end_};
@@ -206,7 +207,12 @@ bool Waiter::slow(const Look& ready, const std::function<bool(bool)>& stop, cons
         sleepers.fetch_sub(1);
         me.sleeping.fetch_sub(1);
         if (now || ready()) return true;
-        if (stop(true)) return ready();
+        if (stop(true)) {
+            bool come = ready();
+            // Until this rank has told its fault, the others must not take it for one that does not wait.
+            at_the_end.failed = !come;
+            return come;
+        }
         nap = nap * 2 < kLongestSleepNs ? nap * 2 : kLongestSleepNs;
     }
 }

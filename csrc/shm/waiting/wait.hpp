@@ -69,6 +69,9 @@ class Waiter {
         if (placement_.tell()) wanted_ = 0;
     }
     bool beside(int rank) const { return placement_.beside(rank); }
+    // To be called when `until` has returned false without a fault: else this rank goes on to count as
+    // waiting.
+    void waits_no_longer() { segment_.control(rank_).waits_for.store(0); }
     // To be called after publishing what others may sleep for.
     void wake_others() {
         std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.comms import inside
 from tests.comms.membership.casts import LONG
 from unicomm import Communicator, ReduceOp, UnsupportedError
 from unicomm.c10d.process_group import UnicommProcessGroup
-from unicomm.comms.membership import store_users
+from unicomm.comms.membership import split, store_users
 from unicomm.comms.membership.handles import Handle
 from unicomm.comms.membership.remote_store import RemoteStore
 from unicomm.flight_recorder.analysis.analyze import analyze
@@ -180,6 +181,40 @@ def test_the_first_rank_keeps_the_store_for_those_that_split(backend, then, cast
     ranks.play([0, 1, 2], lambda _, i: children[i].barrier())
     for child in children.values():
         child.finalize()
+
+
+@pytest.mark.parametrize("then", ["finalize", "reconfigure"])
+def test_the_first_rank_keeps_the_store_as_long_as_others_wait(then, cast, monkeypatch):
+    """One of them comes late to a split in which the first rank has no part."""
+    ranks = cast("shm", 3)
+    ranks.become([0, 1, 2])
+    monkeypatch.setattr(store_users, "_PATIENCE", 0.5)
+    waits = threading.Event()
+    using = store_users.using
+
+    @contextlib.contextmanager
+    def told(*arguments: Any) -> Iterator[None]:
+        with using(*arguments):
+            waits.set()
+            yield
+
+    monkeypatch.setattr(split, "using", told)
+
+    def act(comm: Communicator, i: int) -> Communicator | None:
+        if i == 0:
+            assert waits.wait(LONG)
+            comm.finalize() if then == "finalize" else comm.reconfigure(7, ranks.handles[:1])
+            return None
+        if i == 2:
+            assert waits.wait(LONG)
+            time.sleep(2.0)
+        return comm.split([1, 2], "child", timeout=LONG)
+
+    children = ranks.play([0, 1, 2], act)
+    assert all(isinstance(children[i], Communicator) for i in (1, 2)), children
+    ranks.play([1, 2], lambda _, i: children[i].barrier())
+    for i in (1, 2):
+        children[i].finalize()
 
 
 def test_strangers_are_hung_up_on(cast, eventually):

@@ -66,6 +66,7 @@ class Endpoint:
         self._guests: set[Guest] = set()
         self._entered: dict[int, str] = {}  # by attempt of this rank: its list of ranks
         self._stores: dict[int, HashStore] = {}  # by attempt
+        self._answered = 0  # requests to stores
         self._over: dict[int, dict[str, Any]] = {}  # by attempt that this rank has left: the farewell
         self._thread: threading.Thread | None = None
         self._listeners: list[socket.socket] = []
@@ -115,6 +116,10 @@ class Endpoint:
         """Serves the store of the attempt to other ranks, and the stores of earlier attempts no longer."""
         self.serve_nothing()
         self._stores[uuid] = store
+
+    def answered(self) -> int:
+        """How many requests to stores this endpoint has answered."""
+        return self._answered
 
     def serve_nothing(self) -> None:
         with self._changed:
@@ -235,6 +240,7 @@ class Endpoint:
         try:
             while (found := remote_store.take_frame(guest.said)) is not None:
                 guest.unsent += remote_store.answer(store, *found)
+                self._answered += 1
         except (ValueError, RuntimeError):
             self._end(guest)
             return

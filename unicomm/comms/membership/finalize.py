@@ -50,7 +50,7 @@ def close(comm: EpochHolder, timeout: float) -> None:
             "finalize when reconfigure has returned",
         )
     try:
-        await_users(comm._member.store, timeout)
+        await_users(comm._member.store, timeout, dynamic.endpoint.answered)
         dynamic.endpoint.close()
         _finalize_once(comm, timeout)
         comm._member.store = None  # the store of the epoch

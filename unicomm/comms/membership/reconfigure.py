@@ -155,7 +155,7 @@ def _run(comm: EpochHolder, dynamic: ReconfigureState, plan: _Plan) -> None:
     left: PreviousEpoch | None = None
     try:
         if comm._engine.broken is None:
-            await_users(before.store, plan.timeout / 4)
+            await_users(before.store, plan.timeout / 4, dynamic.endpoint.answered)
         left = end_epoch(comm, plan.uuid)
         asked = Request(
             before.asked_for,

@@ -66,9 +66,8 @@ class Split:
             color=min(self.ranks),
             meeting=self.meeting,
         )
-        size, limit = len(self.ranks), options.timeout
-        needed = store if size > 1 else None
-        with engine.located("split"), using(needed, asked.name, size, limit, self._check_peers):
+        limit, needed = options.timeout, store if len(self.ranks) > 1 else None
+        with engine.located("split"), using(needed, asked.name, asked.labels or [], limit, self._check_peers):
             try:
                 return create(asked)
             except (BackendError, CommTimeoutError) as error:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from unicomm.c10d.compat import HashStore, Store, base_store
 from unicomm.comms.errors import CommError
 from unicomm.comms.failures.store_client import StoreClient
+from unicomm.comms.failures.store_requests import host_of
 
 from .remote_store import RemoteStore
 
-_USERS = "unicomm-users"  # how many ranks are within a split
+# How many ranks are within a split, of which the rank that holds the store is a member; and within others.
+_WITH_HOLDER, _APART = "unicomm-users", "unicomm-users-apart"
 _PATIENCE = 2.0  # seconds for them to leave it; one that was killed there never does
 _LOOK = 0.002  # seconds between two looks
 _STOPPED = 0.1  # seconds between two looks, beyond which this process was stopped
@@ -25,36 +27,49 @@ _STOPPED = 0.1  # seconds between two looks, beyond which this process was stopp
 
 @contextlib.contextmanager
 def using(
-    store: Store | None, name: str, size: int, timeout: float, check: Callable[[], None]
+    store: Store | None, name: str, labels: Sequence[int], timeout: float, check: Callable[[], None]
 ) -> Iterator[None]:
     """The rank that holds the store keeps it for the ranks within the block. For other stores nothing.
 
-    `check`: as for `StoreClient`.
+    `labels`: the global ranks that meet in the store. `check`: as for `StoreClient`.
     """
     base = base_store(store)
     if not isinstance(base, (HashStore, RemoteStore)):
         yield
         return
-    client = StoreClient(base, name, size, timeout, check)
+    key = _WITH_HOLDER if host_of(base).rank in labels else _APART
+    # The block has the whole timeout, also if the store is silent from the start.
+    client = StoreClient(base, name, len(labels), min(timeout, _PATIENCE), check)
+    counted = False
     with contextlib.suppress(CommError):  # the block meets the same error
-        client.add(_USERS)
+        client.add(key)
+        counted = True
     try:
         yield
     finally:
-        with contextlib.suppress(CommError):
-            client.add(_USERS, -1)
+        if counted:
+            with contextlib.suppress(CommError):
+                client.add(key, -1)
 
 
-def await_users(store: Store | None, seconds: float) -> None:
-    """Returns when no rank is in a `using` block of a store that this rank holds, or after `seconds`.
+def await_users(store: Store | None, seconds: float, asked: Callable[[], int]) -> None:
+    """Returns when no rank is in a `using` block of a store that this rank holds, or after a while.
 
-    Time in which this process is stopped does not count: the others got no answers in it.
+    That is `_PATIENCE`, and `seconds` at most. Where ranks are in a split in which this one has no part, they
+    may wait for one that comes later; so it counts from the last request: `asked` returns how many there
+    were. Time in which this process is stopped does not count: the others got no answers in it.
     """
     base: Any = base_store(store)
     if not isinstance(base, HashStore):
         return
-    now, patience = time.monotonic(), min(seconds, _PATIENCE)
-    while base.add(_USERS, 0) > 0 and patience > 0:
+    now, patience, requests = time.monotonic(), _PATIENCE, asked()
+    while seconds > 0 and patience > 0:
+        apart = base.add(_APART, 0)
+        if apart + base.add(_WITH_HOLDER, 0) <= 0:
+            return
         time.sleep(_LOOK)
         before, now = now, time.monotonic()
-        patience -= min(now - before, _STOPPED)
+        spent = min(now - before, _STOPPED)
+        seconds, patience = seconds - spent, patience - spent
+        if apart > 0 and asked() != requests:
+            patience, requests = _PATIENCE, asked()
