@@ -177,8 +177,14 @@ def _connect(
     assert setup.store is not None
     assert isinstance(near, ShmBackend)
     assert leaders is None or isinstance(leaders, GlooBackend)
-    first_cause = FirstCause(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
-    return over(far)(layout, near, far, leaders, first_cause, any(told))
+    try:
+        first_cause = FirstCause(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
+        return over(far)(layout, near, far, leaders, first_cause, any(told))
+    except BaseException:  # such as MemoryError; the others are connected, and have to hear of it
+        for one in parts:
+            one.abort()
+            one.close()
+        raise
 
 
 def _connect_far(setup: Setup, address: str, by_ucx: bool) -> Far:

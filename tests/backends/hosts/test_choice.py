@@ -10,6 +10,7 @@ import torch
 import unicomm
 from tests.backends.hosts.between import BETWEEN
 from unicomm import _core
+from unicomm.backends import auto
 from unicomm.backends.bootstrap import addresses
 from unicomm.backends.bootstrap.addresses import Place, choose
 from unicomm.backends.hosts.layout import Layout
@@ -91,6 +92,31 @@ def test_memory_that_cannot_be_opened_is_not_shared(monkeypatch, caplog, layout,
         said = run_ranks(program, n, backend="auto", hints={"hosts": layout})
     assert said == [(backend, float(n))] * n
     assert "permission denied" in caplog.text
+
+
+def test_a_rank_without_memory_after_the_last_meeting_tells_the_others(monkeypatch, raised):
+    """They are connected, and would wait for it until their deadline."""
+    made = auto.FirstCause
+
+    def make(store, uid, name, rank, size):
+        if (name, rank) == ("child", 1):
+            raise MemoryError
+        return made(store, uid, name, rank, size)
+
+    monkeypatch.setattr(auto, "FirstCause", make)
+
+    def program(comm):
+        if comm.get_rank() == 1:
+            with pytest.raises(MemoryError):
+                comm.split([0, 1, 2], "child")
+            return
+        child = comm.split([0, 1, 2], "child")
+        error = raised(child.barrier, False)
+        assert isinstance(error, unicomm.AbortedError | unicomm.PeerLostError), repr(error)
+        assert error.culprits == (1,)
+        child.finalize()
+
+    run_ranks(program, 3, backend="auto", hints={"hosts": "a,a,b"})
 
 
 def test_layout():

@@ -12,8 +12,10 @@ import torch
 import unicomm
 from tests.comms.calls import check_sum
 from tests.comms.inside import store
-from unicomm import CommTimeoutError, Communicator, NotReadyError, ReduceOp
+from unicomm import AbortedError, CommTimeoutError, Communicator, NotReadyError, ReduceOp
+from unicomm.comms.membership import create
 from unicomm.comms.membership.rendezvous_parts import digest
+from unicomm.flight_recorder.texts import format_ranks
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
@@ -254,3 +256,32 @@ def test_overlapping_groups():
         assert n == 4
 
     run_ranks(program, 4)
+
+
+@both_backends
+def test_a_rank_without_memory_after_the_meeting_tells_the_others(backend, raised, monkeypatch):
+    """They are connected, and would wait for it until their deadline."""
+    this = threading.local()
+
+    def format_without_memory(labels):
+        if getattr(this, "poor", False):
+            raise MemoryError
+        return format_ranks(labels)
+
+    monkeypatch.setattr(create, "format_ranks", format_without_memory)
+
+    def program(comm: Communicator) -> None:
+        this.poor = comm.get_rank() == 1
+        if this.poor:
+            with pytest.raises(MemoryError):
+                comm.split([0, 1, 2], "child")
+            this.poor = False
+            return
+        child = comm.split([0, 1, 2], "child")
+        assert child is not None
+        error = raised(child.barrier, False)
+        assert isinstance(error, AbortedError), repr(error)
+        assert error.culprits == (1,)
+        child.finalize()
+
+    run_ranks(program, 3, backend=backend)

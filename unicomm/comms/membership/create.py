@@ -187,8 +187,16 @@ def connect(asked: Request) -> Member:
             engine = backend.connect(setup)
             if asked.number is not None:
                 rendezvous.exchange("connected", b"")
+        index = recorder.add_comm(
+            name=name,
+            backend=engine.name,
+            uid=rendezvous.uid,
+            ranks=format_ranks(labels),
+            rank=rank,
+            size=size,
+        )
     except BaseException as error:
-        if engine is not None:  # another rank could not connect
+        if engine is not None:  # another rank could not connect, or this one has no memory left
             if isinstance(error, CommError):
                 engine.give_up(error)
             else:
@@ -204,9 +212,6 @@ def connect(asked: Request) -> Member:
                 hint="is there memory left, and are there file descriptors (ulimit -n)?",
             ) from error
         raise
-    index = recorder.add_comm(
-        name=name, backend=engine.name, uid=rendezvous.uid, ranks=format_ranks(labels), rank=rank, size=size
-    )
     return Member(
         *(engine, backend, name, rendezvous.uid, rank, size, labels, asked.device, options, asked.store),
         *(recorder, index, asked.world),
