@@ -149,7 +149,7 @@ class _Judge:
             found.append(f"no culprits: {text}")
         if not self._calm or self._strained(record) or self._failed_before(record):
             return found
-        if isinstance(error, (CommTimeoutError, PeerLostError)) and not self._is_judged_elsewhere(record):
+        if isinstance(error, (CommTimeoutError, PeerLostError)) and not self._is_told(record, error):
             wrong = [who for who in self._named(record, kind) if self._is_innocent(who, record)]
             if wrong:
                 found.append(f"false accusation of {wrong}: {text}")
@@ -170,11 +170,13 @@ class _Judge:
             return named
         return [record.members[r] for r in named if r < len(record.members)]
 
-    def _is_judged_elsewhere(self, record: Record) -> bool:
-        """Whether another rank has told the error, of another operation of the communicator."""
-        error = record.error
-        gave_up = re.search(r" when rank (\d+) gave up: ", "" if error is None else error.message)
-        if gave_up is None or error is None or int(gave_up[1]) >= len(record.members):
+    def _is_told(self, record: Record, error: CommError) -> bool:
+        """Whether another rank failed first, in another operation, and told this one of its error.
+
+        Who is to blame is judged where that rank failed.
+        """
+        gave_up = re.search(r" when rank (\d+) gave up: ", error.message)
+        if gave_up is None or int(gave_up[1]) >= len(record.members):
             return False
         return any(
             other.rank == record.members[int(gave_up[1])]

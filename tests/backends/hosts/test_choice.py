@@ -95,7 +95,7 @@ def test_memory_that_cannot_be_opened_is_not_shared(monkeypatch, caplog, layout,
 
 
 def test_a_rank_without_memory_after_the_last_meeting_tells_the_others(monkeypatch, raised):
-    """They are connected, and would wait for it until their deadline."""
+    """The others are connected: if they heard nothing, they would wait for it until their deadline."""
     made = auto.FirstCause
 
     def make(store, uid, name, rank, size):

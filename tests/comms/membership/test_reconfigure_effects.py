@@ -185,7 +185,7 @@ def test_the_first_rank_keeps_the_store_for_those_that_split(backend, then, cast
 
 @pytest.mark.parametrize("then", ["finalize", "reconfigure"])
 def test_the_first_rank_keeps_the_store_as_long_as_others_wait(then, cast, monkeypatch):
-    """One of them comes late to a split in which the first rank has no part."""
+    """Ranks 1 and 2 split without rank 0, which holds the store, and rank 2 comes late."""
     ranks = cast("shm", 3)
     ranks.become([0, 1, 2])
     monkeypatch.setattr(store_users, "_PATIENCE", 0.5)

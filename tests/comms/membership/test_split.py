@@ -260,7 +260,7 @@ def test_overlapping_groups():
 
 @both_backends
 def test_a_rank_without_memory_after_the_meeting_tells_the_others(backend, raised, monkeypatch):
-    """They are connected, and would wait for it until their deadline."""
+    """The others are connected: if they heard nothing, they would wait for it until their deadline."""
     this = threading.local()
 
     def format_without_memory(labels):

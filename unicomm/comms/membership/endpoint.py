@@ -118,7 +118,7 @@ class Endpoint:
         self._stores[uuid] = store
 
     def answered(self) -> int:
-        """How many requests to stores this endpoint has answered."""
+        """Returns how many requests to its stores this endpoint has answered so far."""
         return self._answered
 
     def serve_nothing(self) -> None:

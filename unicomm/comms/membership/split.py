@@ -51,6 +51,7 @@ class Split:
             return None
         # Below the parent's uid, so that communicators of the same name under other parents never meet.
         store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
+        labels = [member.labels[r] for r in self.ranks]
         asked = Request(
             member.asked_for,
             member.device,
@@ -60,14 +61,15 @@ class Split:
             size=len(self.ranks),
             options=options,
             world=member.world,
-            labels=[member.labels[r] for r in self.ranks],
+            labels=labels,
             check_peers=self._check_peers,
             parent=member.backend,
             color=min(self.ranks),
             meeting=self.meeting,
         )
-        limit, needed = options.timeout, store if len(self.ranks) > 1 else None
-        with engine.located("split"), using(needed, asked.name, asked.labels or [], limit, self._check_peers):
+        limit = options.timeout
+        needed = store if len(labels) > 1 else None
+        with engine.located("split"), using(needed, asked.name, labels, limit, self._check_peers):
             try:
                 return create(asked)
             except (BackendError, CommTimeoutError) as error:

@@ -18,7 +18,7 @@ from unicomm.comms.failures.store_requests import host_of
 
 from .remote_store import RemoteStore
 
-# How many ranks are within a split, of which the rank that holds the store is a member; and within others.
+# Keys: how many ranks are within splits with the rank that holds the store; and within splits without it.
 _WITH_HOLDER, _APART = "unicomm-users", "unicomm-users-apart"
 _PATIENCE = 2.0  # seconds for them to leave it; one that was killed there never does
 _LOOK = 0.002  # seconds between two looks
@@ -38,7 +38,7 @@ def using(
         yield
         return
     key = _WITH_HOLDER if host_of(base).rank in labels else _APART
-    # The block has the whole timeout, also if the store is silent from the start.
+    # Not the whole timeout: the block waits as long again for a store that does not answer.
     client = StoreClient(base, name, len(labels), min(timeout, _PATIENCE), check)
     counted = False
     with contextlib.suppress(CommError):  # the block meets the same error
@@ -71,5 +71,5 @@ def await_users(store: Store | None, seconds: float, asked: Callable[[], int]) -
         before, now = now, time.monotonic()
         spent = min(now - before, _STOPPED)
         seconds, patience = seconds - spent, patience - spent
-        if apart > 0 and asked() != requests:
-            patience, requests = _PATIENCE, asked()
+        if apart > 0 and (count := asked()) != requests:
+            patience, requests = _PATIENCE, count
