@@ -152,7 +152,8 @@ def _collector_messages() -> list[bytes]:
 def _peer_messages() -> list[bytes]:
     """What ranks tell each other on gloo, and what they find in the rendezvous store."""
     from unicomm._core import FaultCode
-    from unicomm.backends.out_of_band.wire import Ask, Bye, Here, Pending, Slow, encode
+    from unicomm.backends.out_of_band.operation import Awaited
+    from unicomm.backends.out_of_band.wire import Ask, Bye, Here, Slow, encode
     from unicomm.comms.failures.faults import Claim, Fault
     from unicomm.comms.membership.rendezvous_parts import pack as packed
     from unicomm.comms.membership.rendezvous_parts import shrink
@@ -160,7 +161,7 @@ def _peer_messages() -> list[bytes]:
     fault = Fault(FaultCode.TIMEOUT, 3, dead=(1,), absent=(2,), late=(4,), where={2: "is at train.py:7"})
     claim = Claim(1, root=0, amount=24, extra=16)
     several = Fault(FaultCode.MISMATCH, 1, detail="words", timeout=2.5, claims=(claim, claim), library="")
-    here = Here(7, "barrier", 1, 2, 3, 4, "a.py:3", (Pending(True, 3, 16),))
+    here = Here(7, "barrier", 1, 2, 3, 4, "a.py:3", (Awaited(1, True, 3, 16),))
     said = [encode(m) for m in (fault, several, Ask(), here, Bye(9), Slow("checkpoint", 60.0))]
     failures = [
         {"kind": "timeout", "culprits": [[0, 1]], "seconds": 1, "stuck": False},

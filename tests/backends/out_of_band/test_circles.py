@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from tests.backends.waiting_ranks import Program, message_and_collective, name_every_member, ring
-from unicomm.backends.out_of_band.circles import find_circle
+from unicomm._core import Counts
+from unicomm.backends.out_of_band.circles import Circles, find_circle
+from unicomm.backends.out_of_band.operation import Awaited, Operation
+from unicomm.backends.out_of_band.wire import Here
 
 BACKENDS = [("gloo", None), ("auto", {"hosts": "a,b,c,d"})]  # several ranks a host: test_circles_of_hosts.py
 
@@ -24,6 +27,69 @@ BACKENDS = [("gloo", None), ("auto", {"hosts": "a,b,c,d"})]  # several ranks a h
 )
 def test_circles_of_waits(waits, circle):
     assert find_circle(waits, next(iter(waits), 0)) == circle
+
+
+def here(inside: str, *awaits: Awaited, sent: int = 0, taken: int = 0, entered: int = 0) -> Here:
+    return Here(entered, inside, sent, taken, 0, 0, "a.py:1", awaits)
+
+
+def circles_of_others(*awaits: Awaited) -> Circles:
+    """Rank 0 waits for rank 1, which waits for rank 2; that one lists the messages `awaits`."""
+    answers = {1: here("recv", Awaited(2, False, 1, 8)), 2: here("batch", *awaits)}
+    return Circles(0, Counts(3), Operation("recv", 0, 1.0, 0.0, [Awaited(1, False, 1, 8)]), answers)
+
+
+TO_1, FROM_0 = Awaited(1, True, 3, 8), Awaited(0, False, 1, 8)
+
+
+def test_a_circle_is_certain_when_every_awaited_rank_has_said_that_it_has_not_begun():
+    circles = circles_of_others(TO_1)
+    assert circles.find() == [1, 2]
+    asked = circles.uncertain([1, 2])
+    assert asked == {2: 1, 1: 2}
+    circles.hear(asked, {1: here("recv", taken=2), 2: here("batch")})
+    assert circles.find() == [1, 2]
+    assert circles.uncertain([1, 2]) == {}
+
+
+@pytest.mark.parametrize("answers", [{1: here("recv", taken=3), 2: here("batch")}, {2: here("batch")}, {}])
+def test_a_message_that_is_through_is_no_wait(answers):
+    """Nor is one whose other end does not say where it is."""
+    circles = circles_of_others(TO_1)
+    circles.hear(circles.uncertain(circles.find()), answers)
+    assert circles.find() == []
+
+
+def test_another_circle_is_found_when_the_first_is_none():
+    """Rank 2 has sent to rank 1, but waits for this rank, too."""
+    circles = circles_of_others(TO_1, FROM_0)
+    found = [circles.find()]
+    while unsure := circles.uncertain(found[-1]):
+        circles.hear(unsure, {1: here("recv", taken=3), 2: here("batch")})
+        found.append(circles.find())
+    assert sorted(found[0]) in ([0, 1, 2], [1, 2])
+    assert found[-1] == [0, 1, 2]
+
+
+def test_messages_with_tags_make_a_circle_only_alone():
+    """Nobody counts them. Of several, any may be through."""
+    tagged = Awaited(1, True, 0, 8, tag=5)
+    for awaits, found in (((tagged,), [1, 2]), ((tagged, Awaited(3, True, 0, 8, tag=5)), [])):
+        circles = circles_of_others(*awaits)
+        circles.hear(circles.uncertain(circles.find()), {1: here("recv"), 2: here("batch")})
+        assert circles.find() == found
+
+
+def test_a_rank_that_has_joined_a_collective_meanwhile_is_no_longer_awaited():
+    answers = {1: here("barrier", entered=4), 2: here("recv", Awaited(1, False, 1, 8), entered=3)}
+    for entered, found in ((3, [1, 2]), (4, [])):
+        operation = Operation("recv", 0, 1.0, 0.0, [Awaited(1, False, 1, 8)])
+        counts = Counts(3)
+        counts.entered = 4
+        circles = Circles(0, counts, operation, answers)
+        asked = circles.uncertain(circles.find())
+        circles.hear(asked, {1: here("barrier", entered=4), 2: here("recv", entered=entered)})
+        assert circles.find() == found
 
 
 @pytest.mark.parametrize(("backend", "hints"), BACKENDS)

@@ -11,7 +11,8 @@ from tests.eventually import eventually
 from unicomm._core import FaultCode
 from unicomm.backends.out_of_band import fault_channel, wire
 from unicomm.backends.out_of_band.channel_thread import FOREVER
-from unicomm.backends.out_of_band.fault_channel import FaultChannel, Operation
+from unicomm.backends.out_of_band.fault_channel import FaultChannel
+from unicomm.backends.out_of_band.operation import Operation
 from unicomm.comms.failures.faults import Fault
 
 pytestmark = pytest.mark.timeout(90)

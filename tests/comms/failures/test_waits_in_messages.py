@@ -101,3 +101,37 @@ def test_a_circle_of_messages_is_named_whole(backend, hints):
         assert error.culprits == (0, 2)
     for comm in comms:
         comm.finalize()
+
+
+@pytest.mark.parametrize(("backend", "hints"), BACKENDS)
+def test_a_message_of_a_batch_that_is_through_is_no_wait(backend, hints):
+    """Rank 3 has sent to rank 0, which waits for it now; but what rank 3 lacks is a message of rank 2.
+
+    Rank 1 gives up. It knows of rank 3 only that one of two messages is not through.
+    """
+    comms = ranks(4, backend, hints)
+    over = threading.Event()
+
+    def first() -> None:
+        comms[0].recv(torch.zeros(1), 3)
+        comms[0].recv(torch.zeros(1), 3)
+
+    jobs = [
+        first,
+        lambda: comms[1].recv(torch.zeros(1), 0, timeout=1.5),
+        lambda: over.wait(30),
+        lambda: comms[3].batch_op_create().send(torch.zeros(1), 0).recv(torch.zeros(1), 2).issue(False),
+    ]
+
+    def job(rank: int) -> None:
+        try:
+            jobs[rank]()
+        finally:
+            if rank == 1:
+                over.set()
+
+    got = outcomes([partial(job, r) for r in range(4)])
+    for rank in (0, 1, 3):
+        assert type(got[rank]) is CommTimeoutError, repr(got[rank])
+    for comm in comms:
+        comm.finalize()

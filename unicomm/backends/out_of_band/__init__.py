@@ -7,6 +7,7 @@ Backends import the names of this face only.
 backend.py          the base class of such backends: deadlines, culprits, abort, comparison of signatures
 exchange.py         the base class of their exchanges: messages that complete one by one
 fault_channel.py    one communicator's fault channel
+operation.py        the operation that a rank is in, and the messages that it waits for
 circles.py          ranks that wait for each other
 channel_thread.py   the thread of a process that serves all its fault channels
 wire.py             the messages on a fault channel, and how they are read
@@ -18,7 +19,8 @@ user_frame.py       the user's line in a thread of this process
 
 from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
 from .exchange import OutOfBandExchange, awaited_in
-from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
+from .fault_channel import COMPARE, FaultChannel
+from .operation import Awaited, Operation
 from .signatures import SignatureCheck, frame_of
 from .sockets import SILENCE_HINT, Sockets, connect_all, patience, receive_exactly, refuse
 

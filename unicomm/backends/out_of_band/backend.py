@@ -24,8 +24,9 @@ from unicomm.comms.operations.call import PART, Call, Message
 from unicomm.comms.options import Hint, parse_bool
 
 from .channel_thread import FOREVER
-from .fault_channel import Awaited, FaultChannel, Operation
+from .fault_channel import FaultChannel
 from .fault_errors import error_of, guess
+from .operation import Awaited, Operation
 from .signatures import SignatureCheck, SocketSignatureCheck
 from .sockets import Sockets
 

@@ -10,7 +10,7 @@ from unicomm.comms.errors import CommError
 from unicomm.comms.operations.call import Message
 
 from .backend import OutOfBandBackend
-from .fault_channel import Awaited, Operation
+from .operation import Awaited, Operation
 
 
 def awaited_in(exchange: Exchange, running: Mapping[int, Awaited]) -> list[Awaited]:

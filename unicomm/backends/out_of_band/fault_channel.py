@@ -19,67 +19,43 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from unicomm._core import Counts, FaultCode
 from unicomm.comms.failures.faults import FINALIZED, SIZES, Claim, Fault
-from unicomm.comms.operations.call import PART
-from unicomm.comms.operations.table import OPERATIONS, Kind
+from unicomm.comms.operations.table import OPERATIONS
 
 from . import channel_thread, wire
 from .channel_thread import FOREVER
-from .circles import find_circle
+from .circles import Circles, lacks, misses
+from .operation import Awaited, Operation, is_collective, needed
 from .sockets import Sockets
 from .user_frame import where_is
-from .wire import Here, Pending
+from .wire import Here
 
 ANSWER = 1.0  # seconds in which a rank has to say where it is; one that cannot is named
 COMPARE = 0.5  # seconds after which a rank asks what the peers of its messages wait for
 _LOOK = 0.01  # seconds between two looks
 
 
-class Awaited(NamedTuple):
-    """A message that a rank waits for; `peer` is -1 for a receive from any rank.
-
-    `number`: among the messages without a tag that go one way between two ranks, or among those that are
-    parts of collectives; 0 if it has none.
-    """
-
-    peer: int
-    send: bool
-    number: int
-    nbytes: int
-    tag: int = 0
-
-    @property
-    def part(self) -> bool:
-        """Whether it is a part of a collective."""
-        return self.tag == PART
-
-    @property
-    def name(self) -> str:
-        return "send" if self.send else "recv"
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Operation:
-    """The operation that a rank is in.
+class Question:
+    """What a rank has asked some others, and what they have answered.
 
     Attributes:
-        number: of a collective; 0 for messages.
-        timeout: seconds it may take. deadline: when they are over, by this process's monotonic clock.
-        awaits: the messages of the operation.
-        compare: when to ask the messages' peers what they wait for themselves.
-        whole: whether it is one of which this communicator's operations are parts.
+        about: its number. by: until when it waits for answers, by this process's monotonic clock.
+        of: the ranks that it asks, each with that whose messages it asks about.
     """
 
-    name: str
-    number: int
-    timeout: float
-    deadline: float
-    awaits: list[Awaited] = dataclasses.field(default_factory=list)
-    compare: float = FOREVER
-    whole: bool = False
+    def __init__(self, about: int, of: Mapping[int, int], by: float) -> None:
+        self.about, self.of, self.by = about, of, by
+        self.answers: dict[int, Here] = {}
+
+    def hear(self, peer: int, answer: Here) -> None:
+        if answer.about == self.about and peer in self.of:
+            self.answers[peer] = answer
+
+    def over(self, now: float, here: Collection[int]) -> bool:
+        """Whether nobody is waited for any more. `here`: the ranks that can answer."""
+        return now >= self.by or all(r in self.answers for r in self.of if r in here)
 
 
 class FaultChannel:
@@ -113,12 +89,10 @@ class FaultChannel:
         self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
         self._on_slow: Callable[[], object] = list  # nothing
         self._questions = 0  # how often this rank has asked
-        self._answers: dict[int, Here] = {}  # to a question of the rank's own thread, which has this number
-        self._answers_about = 0
+        self._own_question = Question(0, {}, 0.0)  # the last one of the rank's own thread
         self._overdue: Operation | None = None  # about which the others are asked, in this question
-        self._overdue_about = 0
-        self._overdue_answers: dict[int, Here] = {}
-        self._answer_by = 0.0
+        self._question = Question(0, {}, 0.0)
+        self._circles: Circles | None = None  # what is known since they have answered
         for s in sockets.values():
             s.setblocking(False)
         if sockets:
@@ -185,7 +159,7 @@ class FaultChannel:
         end = time.monotonic() + 2 * ANSWER
         while not self._known.wait(_LOOK) and time.monotonic() < end:
             # A message may be complete although it is in the list, and its peer may have left since.
-            if lacking := [m for m in awaits if m.peer in self._left and self._lacks(m, self._left[m.peer])]:
+            if lacking := [m for m in awaits if m.peer in self._left and lacks(m, self._left[m.peer])]:
                 self.check_left([m.peer for m in lacking])
         self.check_left([m.peer for m in awaits])
         return self.fault
@@ -218,7 +192,8 @@ class FaultChannel:
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""
-        inside = {r for r, answer in self._ask_for(ranks, 2 * ANSWER).items() if answer.inside}
+        answers = self._ask_for(dict.fromkeys(ranks, self.rank), 2 * ANSWER)
+        inside = {r for r, answer in answers.items() if answer.inside}
         return [r for r in ranks if r not in inside]
 
     def circle(self, timeout: float) -> bool:
@@ -230,24 +205,26 @@ class FaultChannel:
         Args:
             timeout: seconds that the operation could take.
         """
-        answers = self._ask_for(list(self._sockets), ANSWER)
+        answers = self._ask_for(dict.fromkeys(self._sockets, self.rank), ANSWER)
         with self._lock:
-            if self.fault is None:
-                found = self._circle(self._whole(Operation("", 0, timeout, 0.0)), answers)
-                if found is not None:
-                    self._set(found)
+            operation = self._whole(Operation("", 0, timeout, 0.0))
+            circles = Circles(self.rank, self.counts, operation, answers)
+        circle = circles.find()
+        while self.fault is None and (unsure := circles.uncertain(circle)):
+            circles.hear(unsure, self._ask_for(unsure, ANSWER))
+            circle = circles.find()
+        with self._lock:
+            if circle:
+                self._set(self._deadlock(circles, circle))
             return self.fault is not None and self.fault.code is FaultCode.DEADLOCK
 
-    def _ask_for(self, ranks: Collection[int], seconds: float) -> dict[int, Here]:
-        """Returns where these ranks are, as far as they say so in that time."""
+    def _ask_for(self, of: Mapping[int, int], seconds: float) -> dict[int, Here]:
+        """Returns what the ranks say in that time. `of`: as of a `Question`."""
         with self._lock:
-            here = self._reachable()
-            asked = [r for r in ranks if r in here]
-            self._answers, self._answers_about = {}, self._ask(asked)
-        end = time.monotonic() + seconds
-        while any(r not in self._answers for r in asked) and time.monotonic() < end:
+            question = self._own_question = self._ask(of, seconds)
+        while not question.over(time.monotonic(), self._reachable()):
             time.sleep(_LOOK)
-        return self._answers.copy()
+        return question.answers.copy()
 
     def close(self) -> None:
         """Tells the others that this rank leaves, and closes the connections; waits for no other rank."""
@@ -290,11 +267,14 @@ class FaultChannel:
             with contextlib.suppress(OSError):
                 self._sockets[peer].send(data)
 
-    def _ask(self, peers: Sequence[int]) -> int:
-        """Asks these ranks where they are; returns the number of the question."""
+    def _ask(self, of: Mapping[int, int], seconds: float) -> Question:
+        """Asks ranks where they are. `of`: as of a `Question`. `seconds`: in which they have to answer."""
         self._questions += 1
-        self._tell(wire.Ask(self._questions), peers)
-        return self._questions
+        here = self._reachable()
+        for peer, other in of.items():
+            if peer in here:
+                self._tell(wire.Ask(self._questions, other), [peer])
+        return Question(self._questions, of, time.monotonic() + seconds)
 
     def _reachable(self) -> list[int]:
         return [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
@@ -313,7 +293,7 @@ class FaultChannel:
         if operation is None or self.fault is not None:
             return FOREVER
         if self._overdue is operation:
-            return self._answer_by
+            return self._question.by
         return min(operation.compare, max(operation.deadline, self.patience()))
 
     def readable(self, peer: int) -> None:
@@ -345,13 +325,12 @@ class FaultChannel:
 
     def _hear(self, peer: int, message: wire.Message) -> None:
         if isinstance(message, wire.Ask):
-            self._tell(dataclasses.replace(self._here(peer), about=message.about), [peer])
+            if message.of in self._inbox or message.of == self.rank:
+                self._tell(self._here(message.of, message.about), [peer])
         elif isinstance(message, Here):
-            if message.about == self._answers_about:
-                self._answers[peer] = message
+            self._own_question.hear(peer, message)
+            self._question.hear(peer, message)
             self._compare(peer, message)
-            if self._overdue is not None and message.about == self._overdue_about:
-                self._overdue_answers[peer] = message
         elif isinstance(message, wire.Slow):
             self._slow[peer] = (time.monotonic() + message.seconds, message.name)
             self._on_slow()
@@ -367,10 +346,10 @@ class FaultChannel:
         """Compares the sizes of a message at its two ends."""
         operation = self._operation
         for mine in [] if operation is None else operation.awaits.copy():
-            for theirs in answer.pending:
-                two_ends = mine.peer == peer and mine.send != theirs.send
+            for theirs in answer.awaits:
+                two_ends = (mine.peer, theirs.peer) == (peer, self.rank) and mine.send != theirs.send
                 one_message = two_ends and (mine.part, mine.number) == (theirs.part, theirs.number)
-                if one_message and mine.nbytes != theirs.nbytes:
+                if one_message and mine.number and mine.nbytes != theirs.nbytes:
                     sender, receiver = (self.rank, peer) if mine.send else (peer, self.rank)
                     sent, expected = (mine, theirs) if mine.send else (theirs, mine)
                     claim = Claim(receiver, root=sender, amount=expected.nbytes, extra=sent.nbytes)
@@ -383,7 +362,7 @@ class FaultChannel:
         of = self.counts.of
         return of(peer, True), of(peer, False), of(peer, True, True), of(peer, False, True)
 
-    def _here(self, peer: int) -> Here:
+    def _here(self, of: int, about: int = 0) -> Here:
         operation = self._operation
         awaits = self.messages() if operation is None else operation.awaits.copy()
         awaits += self.beside()
@@ -391,11 +370,11 @@ class FaultChannel:
         return Here(
             self.counts.entered,
             self.counts.inside or inside or self.counts.running,
-            *self._begun(peer),
+            *self._begun(of),
             where_is(self._thread),
-            tuple(Pending(m.send, m.number, m.nbytes, m.part) for m in awaits if m.peer == peer and m.number),
-            _needed(awaits),
-            whole=self.counts.whole,
+            tuple(sorted(awaits, key=lambda m: (m.peer >= 0, m.peer != of))),
+            about,
+            self.counts.whole,
         )
 
     def on_time(self, now: float) -> None:
@@ -411,18 +390,18 @@ class FaultChannel:
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=missing, detail=FINALIZED))
             if operation is not None and self.fault is None and now >= operation.compare:
                 operation.compare = FOREVER
-                self._ask([m.peer for m in operation.awaits if m.peer in self._sockets])
+                self._tell(
+                    wire.Ask(of=self.rank), [m.peer for m in operation.awaits if m.peer in self._sockets]
+                )
             if operation is None or self.fault is not None or now < max(operation.deadline, self.patience()):
                 self._overdue = None
                 return
-            here = self._reachable()
             if self._overdue is not operation:
-                # From now on, not from `now`: this process may have been stopped since then.
-                self._overdue, self._overdue_answers = operation, {}
-                self._answer_by = time.monotonic() + ANSWER
-                self._overdue_about = self._ask(here)
-            if now >= self._answer_by or all(peer in self._overdue_answers for peer in here):
-                self._set(self._verdict(operation))
+                # Its time counts from now on, not from `now`: this process may have been stopped since then.
+                self._overdue, self._circles = operation, None
+                self._question = self._ask(dict.fromkeys(self._sockets, self.rank), ANSWER)
+            if self._question.over(now, self._reachable()):
+                self._judge(operation)
 
     def _left_without(self, operation: Operation) -> tuple[int, ...]:
         """Returns the ranks that have finalized without their part in the operation, as they said."""
@@ -430,17 +409,30 @@ class FaultChannel:
             return tuple(p for p, bye in sorted(self._left.items()) if bye.entered < operation.number)
         # Their count does not tell of messages with tags.
         awaits = [m for m in operation.awaits.copy() if m.number and m.peer in self._left]
-        return tuple(sorted({m.peer for m in awaits if self._lacks(m, self._left[m.peer])}))
+        return tuple(sorted({m.peer for m in awaits if lacks(m, self._left[m.peer])}))
 
-    def _verdict(self, operation: Operation) -> Fault:
+    def _judge(self, operation: Operation) -> None:
+        """Sets the fault of an overdue operation, unless ranks of a circle have to be asked first."""
+        question, circles = self._question, self._circles
+        if circles is None:
+            whole = self._whole(operation)
+            circles = self._circles = Circles(self.rank, self.counts, whole, question.answers)
+        else:
+            circles.hear(question.of, question.answers)
+        circle = circles.find()
+        if circle and (unsure := circles.uncertain(circle)):
+            self._question = self._ask(unsure, ANSWER)
+        elif circle:
+            self._set(self._deadlock(circles, circle))
+        else:
+            self._set(self._verdict(operation, circles.answers))
+
+    def _verdict(self, operation: Operation, answers: Mapping[int, Here]) -> Fault:
         """Returns the fault of an overdue operation: the ranks that it waits for."""
-        answers = self._overdue_answers
-        if (found := self._circle(self._whole(operation), answers)) is not None:
-            return found
         absent: list[int] = []
         late: list[int] = []
         where: dict[int, str] = {}
-        dead = [p for p in self._sockets if p in self._left and self._missed(operation, p, self._left[p])]
+        dead = [p for p in self._sockets if p in self._left and misses(operation, p, self._left[p])]
         for peer in self._sockets:
             if peer in self._left:
                 continue
@@ -448,7 +440,7 @@ class FaultChannel:
             if answer is None:
                 absent.append(peer)
                 where[peer] = "does not answer: it is stopped, or something in it holds Python's lock"
-            elif self._missed(operation, peer, answer):
+            elif misses(operation, peer, answer):
                 (late if answer.inside else absent).append(peer)
                 if answer.where:
                     inside = f", in {answer.inside}" if answer.inside else ""
@@ -457,7 +449,7 @@ class FaultChannel:
                     asked = f" (it had asked for time, for '{self._slow[peer][1]}')"
                     where[peer] = where.get(peer, "") + asked
         if dead or absent:
-            waiting = self._wait_for({*dead, *absent}, late)
+            waiting = _wait_for({*dead, *absent}, {peer: answers[peer] for peer in late})
             late = [peer for peer in late if peer not in waiting]
             where = {peer: text for peer, text in where.items() if peer not in waiting}
         return Fault(
@@ -470,21 +462,6 @@ class FaultChannel:
             timeout=operation.timeout,
         )
 
-    def _wait_for(self, causes: set[int], late: Sequence[int]) -> set[int]:
-        """Returns those of `late` that wait for `causes`, and are not to blame.
-
-        Those in an earlier collective do. Those in messages do if their waits lead there.
-        """
-        answers = self._overdue_answers
-        waiting = {peer for peer in late if _is_collective(answers[peer].inside)}
-        while more := {
-            peer
-            for peer in late
-            if peer not in waiting and not (causes | waiting).isdisjoint(answers[peer].awaits)
-        }:
-            waiting |= more
-        return waiting
-
     def _whole(self, operation: Operation) -> Operation:
         """Returns what the rank is in, of which an operation of this communicator may be a part."""
         if inside := self.counts.inside:
@@ -494,49 +471,16 @@ class FaultChannel:
             return dataclasses.replace(operation, name=operation.name or beside[0].name, awaits=awaits)
         return operation
 
-    def _circle(self, operation: Operation, answers: Mapping[int, Here]) -> Fault | None:
+    def _deadlock(self, circles: Circles, circle: list[int]) -> Fault:
         """Returns the fault of an operation that waits for a circle of ranks that wait for each other."""
-        waits = self._waits(operation, answers)
-        circle = find_circle(waits, self.rank)
-        # A circle of others is no cause if this rank also waits for one that is in no operation.
-        if circle and (self.rank in circle or all(peer in waits for peer in waits[self.rank])):
-            return self._deadlock(operation, circle, answers)
-        return None
-
-    def _waits(self, operation: Operation, answers: Mapping[int, Here]) -> dict[int, list[int]]:
-        """Returns for which ranks each rank waits that has answered, itself included."""
-        counts = self.counts
-        entered = {peer: answer.entered for peer, answer in answers.items()} | {self.rank: counts.entered}
-        whole = {peer: answer.whole for peer, answer in answers.items()} | {self.rank: counts.whole}
-        waits = {}
-        for rank, answer in answers.items():
-            if _is_collective(answer.inside):
-                # All ranks count the whole ones, but parts may be those of some ranks only.
-                numbers = whole if answer.whole else entered
-                waits[rank] = [peer for peer, number in numbers.items() if number < numbers[rank]]
-            elif answer.inside:
-                waits[rank] = [
-                    peer for peer in answer.awaits if peer in answers or self._owes(rank, answer, peer)
-                ]
-        if operation.number or _needed(operation.awaits):
-            waits[self.rank] = [peer for peer in answers if self._missed(operation, peer, answers[peer])]
-        return waits
-
-    def _owes(self, rank: int, answer: Here, peer: int) -> bool:
-        """Whether `peer` is this rank, which has not begun its side of a message that `rank` waits for."""
-        return peer == self.rank and any(
-            self.counts.of(rank, not message.send, message.part) < message.number
-            for message in answer.pending
-        )
-
-    def _deadlock(self, operation: Operation, circle: list[int], answers: Mapping[int, Here]) -> Fault:
+        operation, answers = circles.operation, circles.answers
         claims = []
         for rank, to in zip(circle, circle[1:] + circle[:1], strict=True):
             answer = answers.get(rank)
             name = operation.name if answer is None else answer.inside
             place = where_is(self._thread) if answer is None else answer.where
             row = OPERATIONS.get(name)
-            collective = _is_collective(name)
+            collective = is_collective(name)
             entered = operation.number if answer is None else answer.whole or answer.entered
             number = entered if collective else 0
             line = os.path.basename(place.partition(" in ")[0])
@@ -549,33 +493,17 @@ class FaultChannel:
             claims=tuple(claims),
         )
 
-    def _missed(self, operation: Operation, peer: int, answer: Here | wire.Bye) -> bool:
-        """Whether the operation waits for `peer`, by its answer or what it said when it finalized."""
-        if operation.whole:
-            return isinstance(answer, Here) and answer.whole < operation.number
-        if operation.number:
-            return answer.entered < operation.number
-        return any(m.peer in (peer, -1) and self._lacks(m, answer) for m in operation.awaits)
 
-    @staticmethod
-    def _lacks(message: Awaited, answer: Here | wire.Bye) -> bool:
-        """Whether the peer has not begun its end of a message.
+def _wait_for(causes: set[int], late: Mapping[int, Here]) -> set[int]:
+    """Returns those of `late` that wait for `causes`, and are not to blame.
 
-        A receive from any rank waits for every rank: nobody knows which one was to send. Nor does the peer's
-        count tell of messages with tags.
-        """
-        if message.part:
-            begun = answer.taken_parts if message.send else answer.sent_parts
-        else:
-            begun = answer.taken if message.send else answer.sent
-        return not message.number or begun < message.number
-
-
-def _needed(awaits: Sequence[Awaited]) -> tuple[int, ...]:
-    """Returns the peers of messages that all have to come; none if one of them may come from any rank."""
-    peers = {message.peer for message in awaits}
-    return () if -1 in peers else tuple(sorted(peers))
-
-
-def _is_collective(name: str) -> bool:
-    return name in OPERATIONS and OPERATIONS[name].kind is Kind.COLLECTIVE
+    Those in an earlier collective do. Those in messages do if their waits lead there.
+    """
+    waiting = {peer for peer, answer in late.items() if is_collective(answer.inside)}
+    while more := {
+        peer
+        for peer, answer in late.items()
+        if peer not in waiting and not (causes | waiting).isdisjoint(needed(answer.awaits))
+    }:
+        waiting |= more
+    return waiting

@@ -6,35 +6,29 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from unicomm.comms.failures import faults
 from unicomm.comms.failures.faults import Fault
 
+from .operation import Awaited
+
 MOST = 1 << 16  # bytes of a message, more than any rank sends
 _MOST_TEXT = 400  # characters
-_MOST_PENDING = 16
+_MOST_AWAITED = 16
 _LONGEST = 1e9  # seconds
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Asks where a rank is. `about`: a number that the answer repeats, because answers may come late."""
+    """Asks where a rank is, and how many messages with rank `of` it has begun.
 
-    about: int = 0
-
-
-class Pending(NamedTuple):
-    """A send or receive under way: its number for that peer and direction, and its bytes.
-
-    `part`: whether it is a part of a collective; these have numbers of their own.
+    `about`: a number that the answer repeats, because answers may come late.
     """
 
-    send: bool
-    number: int
-    nbytes: int
-    part: bool = False
+    about: int = 0
+    of: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,11 +37,11 @@ class Here:
 
     Attributes:
         entered: number of collectives it has entered. inside: the operation it is in, "" for none.
-        sent, taken: number of messages to and from the asking rank that it has begun.
+        sent, taken: number of messages to and from the rank in the question that it has begun.
         sent_parts, taken_parts: number of those that are parts of collectives.
         where: its user frame.
-        pending: the messages to and from the asking rank that it waits for.
-        awaits: the ranks without whose messages it cannot go on; none in a collective.
+        awaits: the messages that it waits for, or some of them: first the receives from any rank, then those
+            with the rank in the question. Some may be through already.
         about: the number of the question.
         whole: number of collectives it has entered of which those in `entered` are parts.
     """
@@ -59,8 +53,7 @@ class Here:
     sent_parts: int
     taken_parts: int
     where: str
-    pending: tuple[Pending, ...] = ()
-    awaits: tuple[int, ...] = ()
+    awaits: tuple[Awaited, ...] = ()
     about: int = 0
     whole: int = 0
 
@@ -95,8 +88,7 @@ def encode(message: Message) -> bytes:
     else:
         fields = {"kind": type(message).__name__.lower(), **asdict(message)}
     if isinstance(message, Here):
-        fields |= {"where": message.where[-_MOST_TEXT:], "pending": message.pending[:_MOST_PENDING]}
-        fields["awaits"] = message.awaits[:_MOST_PENDING]
+        fields |= {"where": message.where[-_MOST_TEXT:], "awaits": message.awaits[:_MOST_AWAITED]}
     elif isinstance(message, Slow):
         fields |= {"name": message.name[:_MOST_TEXT], "seconds": min(message.seconds, _LONGEST)}
     data = json.dumps(fields).encode()
@@ -141,29 +133,19 @@ def parse(body: bytes) -> Message:
     return of_kind(**{name: _READ[name](fields, name) for name in of_kind.__dataclass_fields__})
 
 
-def _pending(fields: dict[str, Any], name: str) -> tuple[Pending, ...]:
+def _awaits(fields: dict[str, Any], name: str) -> tuple[Awaited, ...]:
     value = fields.get(name)
-    if not isinstance(value, list) or len(value) > _MOST_PENDING:
-        raise ValueError("pending is no list of messages")
+    if not isinstance(value, list) or len(value) > _MOST_AWAITED:
+        raise ValueError(f"{name} is no list of messages")
     found = []
     for one in value:
-        if (
-            not isinstance(one, list)
-            or [type(part) for part in one] != [bool, int, int, bool]
-            or min(one) < 0
-        ):
-            raise ValueError("pending holds what is no message")
-        found.append(Pending(*one))
+        if not isinstance(one, list) or [type(part) for part in one] != [int, bool, int, int, int]:
+            raise ValueError(f"{name} holds what is no message")
+        peer, *rest = one
+        if not -1 <= peer < 1 << 31 or min(rest) < 0:
+            raise ValueError(f"{name} holds what is no message")
+        found.append(Awaited(*one))
     return tuple(found)
-
-
-def _ranks(fields: dict[str, Any], name: str) -> tuple[int, ...]:
-    value = fields.get(name)
-    if not isinstance(value, list) or len(value) > _MOST_PENDING:
-        raise ValueError(f"{name} is no list of ranks")
-    if any(type(rank) is not int or not 0 <= rank < 1 << 31 for rank in value):
-        raise ValueError(f"{name} holds what is no rank")
-    return tuple(value)
 
 
 def _number(fields: dict[str, Any], name: str) -> int:
@@ -188,9 +170,10 @@ def _text(fields: dict[str, Any], name: str) -> str:
 
 
 _READ: dict[str, Callable[[dict[str, Any], str], Any]] = {
-    **dict.fromkeys(("entered", "sent", "taken", "sent_parts", "taken_parts", "about", "whole"), _number),
+    **dict.fromkeys(
+        ("entered", "sent", "taken", "sent_parts", "taken_parts", "about", "of", "whole"), _number
+    ),
     **dict.fromkeys(("inside", "where", "name"), _text),
-    "pending": _pending,
-    "awaits": _ranks,
+    "awaits": _awaits,
     "seconds": _seconds,
 }
