@@ -1,6 +1,10 @@
 // Opens libucp and finds its functions.
 #include "ucx/library.hpp"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -29,14 +33,38 @@ class SetMeanwhile {
 
 // UCX goes on without memory for what arrives: it tells nobody but its log, in two messages for each try, and
 // what waits for the data waits for ever. Nor does the log of a communicator that has failed need a line for
-// each message that was never received. Returns whether UCX writes the message.
-int heard(const char*, unsigned, const char*, int level, const void*, const char* format, va_list) {
-    if (level > kWarning) return 1;
+// each message that was never received.
+bool is_worth_a_line(int level, const char* format) {
+    if (level > kWarning) return true;
     auto says = [&](const char* words) { return std::strstr(format, words) != nullptr; };
-    if (says("unexpected tag-receive descriptor")) return 0;
+    if (says("unexpected tag-receive descriptor")) return false;
     const bool lacks = says("Failed to allocate memory pool") || says("unable to get a buffer") ||
                        says("descriptor is not allocated");
     return !lacks || !std::exchange(Library::lacks_memory(), true);
+}
+
+// Writes a line as UCX does, without memory of its own. UCX copies some words for it, and follows a null
+// pointer where it cannot (ucs_strdup of UCX 1.22), and lack of memory is just what it has to tell then. Nor
+// can memory be asked for here: UCX may be in its own hook of munmap, whose lock free() would wait for.
+void write_line(const char* file, unsigned line, int level, const char* format, va_list values) {
+    char text[1024];
+    const int most = int(sizeof text) - 1;
+    int size =
+        std::snprintf(text, sizeof text, "UCX %s %s:%u: ", level == kWarning ? "WARN" : "ERROR", file, line);
+    size = std::min(std::max(size, 0), most);
+    size += std::max(std::vsnprintf(text + size, sizeof text - std::size_t(size), format, values), 0);
+    text[std::min(size, most)] = '\n';
+    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, text, std::size_t(std::min(size, most)) + 1);
+}
+
+// Returns whether UCX writes the message.
+int heard(const char* file, unsigned line, const char*, int level, const void*, const char* format,
+          va_list values) {
+    static const bool to_file = getenv("UCX_LOG_FILE") != nullptr;
+    if (!is_worth_a_line(level, format)) return 0;
+    if (to_file || level > kWarning) return 1;
+    write_line(file, line, level, format, values);
+    return 0;
 }
 
 }  // namespace
