@@ -53,15 +53,16 @@ def test_memory_does_not_grow_with_communicators(start):
 
 
 @pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
-def test_ucx_without_memory_for_what_arrives(start):
+@pytest.mark.parametrize("way", ["alone", "hosts"])
+def test_ucx_without_memory_for_what_arrives(start, way):
     """UCX says so only in its log. Without the error both ranks would get a timeout, or a DeadlockError."""
-    job = start("without_memory.py", 2)
+    job = start("without_memory.py", 2, way)
     job[0].next("sent")
     job[1].tell()
     for said in job.next("error"):
-        assert said["type"] == "BackendError"
+        assert (said["type"], said["culprits"]) == ("BackendError", [1]), said
         assert "UCX has no memory for what arrives" in said["text"]
-    assert "rank 1" in job[0].events[-1]["text"]
+    assert "on rank 1" in job[0].events[-1]["text"]
     assert job.end() == [0, 0]
 
 

@@ -9,6 +9,7 @@ import torch
 import unicomm
 from tests.threads import results
 from unicomm.backends.shm import ShmBackend
+from unicomm.comms.failures.first_cause import FirstCause
 from unicomm.testing import run_ranks
 
 pytestmark = pytest.mark.usefixtures("between")
@@ -138,6 +139,34 @@ def test_abort_ends_all_ranks(layout, eventually):
     said = run_ranks(program, 4, backend="auto", hints={"hosts": layout})
     assert [one[:2] for one in said] == [("AbortedError", (3,))] * 4
     assert [one[2] for one in said[:3]] == ["rank 3 aborted the communicator"] * 3
+
+
+def test_a_rank_that_aborts_and_cannot_tell_the_store_is_named(monkeypatch):
+    """As one without memory for the thread that asks the store. Rank 0 waits for its host's rank 1 then."""
+    publish = FirstCause.publish
+    monkeypatch.setattr(
+        FirstCause,
+        "publish",
+        lambda first, error: error if error.culprits == (2,) and first._rank == 2 else publish(first, error),
+    )
+    waiting, over = threading.Event(), threading.Event()
+
+    def program(comm):
+        me = comm.get_rank()
+        if me == 0:
+            waiting.set()
+        elif me == 1:
+            assert over.wait(60)
+        else:
+            assert waiting.wait(60)
+            comm.abort()
+        try:
+            return told(comm, lambda: comm.broadcast(torch.zeros(4), 1, False))
+        finally:
+            over.set()
+
+    for name, culprits, text in run_ranks(program, 3, backend="auto", timeout=60, hints={"hosts": "a,a,b"}):
+        assert (name, culprits) == ("AbortedError", (2,)), text
 
 
 @pytest.mark.parametrize("layout", ["a,a,b,b", "a,b,b,c"])

@@ -1,4 +1,9 @@
-"""Rank 1 may map no more memory, when more messages are on their way to it than it has room for."""
+"""Rank 1 may map no more memory, when more messages are on their way to it than it has room for.
+
+As a program: without_memory.py alone|hosts, UCX by itself or between two hosts.
+"""
+
+import sys
 
 import torch
 
@@ -7,7 +12,10 @@ from tests.processes.programs.common import hear, lift_limit, limit_memory, repo
 
 MESSAGES, COUNT = 400, 12_000  # 48 kB each
 
-comm = unicomm.new_comm("ucx", "cpu", name="main", timeout=60, hints={"tls": "tcp"})
+WAYS = {"alone": ("ucx", {"tls": "tcp"}), "hosts": ("auto", {"hosts": "a,b", "between": "ucx", "tls": "tcp"})}
+
+backend, hints = WAYS[sys.argv[1]]
+comm = unicomm.new_comm(backend, "cpu", name="main", timeout=60, hints=hints)
 x = torch.ones(COUNT)
 comm.barrier(False)
 if comm.get_rank() == 0:

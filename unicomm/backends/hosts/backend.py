@@ -40,6 +40,7 @@ from unicomm.comms.backend import (
 )
 from unicomm.comms.errors import (
     AbortedError,
+    BackendError,
     CommError,
     CommTimeoutError,
     DeadlockError,
@@ -376,6 +377,8 @@ class HostsBackend(
         elif first_hand and error.culprits:
             error = self._blaming(error, error.culprits)
         if first_hand:
+            if isinstance(error, BackendError) and error.culprits == (self.layout.rank,):
+                error = error.again(f"on rank {self.layout.rank}: {error.message}")  # all raise the same
             error = self._first_cause.publish(error)
             self._end()
             return error
@@ -388,13 +391,16 @@ class HostsBackend(
         aborted = isinstance(error, AbortedError)  # by a rank that is about to report the cause
         if (known := self._first_cause.published(error, 2 * GRACE if aborted else GRACE)) is not None:
             return known
-        if aborted and (cause := self._far.fault()) is not None and not isinstance(cause, AbortedError):
+        if aborted and (cause := self._far.fault()) is not None and not self._is_own_abort(cause):
             # Another rank ended this part because of it, and the store cannot tell.
             return self._first_cause.publish(cause)
         suspects = linked if isinstance(error, PeerLostError) else awaited
         if not aborted and (culprits := self._first_cause.unreported(suspects)):
             error = self._blaming(error, [r for r in culprits if r in elsewhere] or culprits)
         return self._first_cause.publish(error)
+
+    def _is_own_abort(self, error: CommError) -> bool:
+        return isinstance(error, AbortedError) and error.culprits == (self.layout.rank,)
 
     def _blaming(self, error: CommError, culprits: Sequence[int]) -> CommError:
         if isinstance(error, CommTimeoutError):

@@ -15,8 +15,10 @@ _NAMED = re.compile(r"rank (\d+): (.+)")
 
 def error_of(fault: Fault, rank: int, library: str) -> CommError:
     """The error that rank `rank` raises for the fault; a new one each time."""
-    by = -1 if fault.by == rank else fault.by
-    return faults.error_of(replace(fault, by=by, library=library))
+    if fault.by == rank:
+        culprits = (rank,) if fault.code == FaultCode.INTERNAL else fault.culprits
+        fault = replace(fault, by=-1, culprits=culprits)
+    return faults.error_of(replace(fault, library=library))
 
 
 def guess(text: str, rank: int) -> Fault:
