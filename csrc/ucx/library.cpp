@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -47,14 +46,11 @@ bool is_worth_a_line(int level, const char* format) {
 // pointer where it cannot (ucs_strdup of UCX 1.22), and lack of memory is just what it has to tell then. Nor
 // can memory be asked for here: UCX may be in its own hook of munmap, whose lock free() would wait for.
 void write_line(const char* file, unsigned line, int level, const char* format, va_list values) {
-    char text[1024];
-    const int most = int(sizeof text) - 1;
-    int size =
-        std::snprintf(text, sizeof text, "UCX %s %s:%u: ", level == kWarning ? "WARN" : "ERROR", file, line);
-    size = std::min(std::max(size, 0), most);
-    size += std::max(std::vsnprintf(text + size, sizeof text - std::size_t(size), format, values), 0);
-    text[std::min(size, most)] = '\n';
-    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, text, std::size_t(std::min(size, most)) + 1);
+    char message[768] = "", text[1024];
+    std::vsnprintf(message, sizeof message, format, values);
+    const char* name = level == kWarning ? "WARN" : "ERROR";
+    std::snprintf(text, sizeof text, "UCX %s %s:%u: %s\n", name, file, line, message);
+    [[maybe_unused]] ssize_t written = write(STDERR_FILENO, text, std::strlen(text));
 }
 
 // Returns whether UCX writes the message.

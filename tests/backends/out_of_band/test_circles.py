@@ -33,13 +33,15 @@ def here(inside: str, *awaits: Awaited, sent: int = 0, taken: int = 0, entered: 
     return Here(entered, inside, sent, taken, 0, 0, "a.py:1", awaits)
 
 
-def circles_of_others(*awaits: Awaited) -> Circles:
+def circles_of_others(*awaits: Awaited, third: Here | None = None) -> Circles:
     """Rank 0 waits for rank 1, which waits for rank 2; that one lists the messages `awaits`."""
     answers = {1: here("recv", Awaited(2, False, 1, 8)), 2: here("batch", *awaits)}
-    return Circles(0, Counts(3), Operation("recv", 0, 1.0, 0.0, [Awaited(1, False, 1, 8)]), answers)
+    if third is not None:
+        answers[3] = third
+    return Circles(0, Counts(4), Operation("recv", 0, 1.0, 0.0, [Awaited(1, False, 1, 8)]), answers)
 
 
-TO_1, FROM_0 = Awaited(1, True, 3, 8), Awaited(0, False, 1, 8)
+TO_1, FROM_3 = Awaited(1, True, 3, 8), Awaited(3, False, 1, 8)
 
 
 def test_a_circle_is_certain_when_every_awaited_rank_has_said_that_it_has_not_begun():
@@ -61,18 +63,16 @@ def test_a_message_that_is_through_is_no_wait(answers):
 
 
 def test_another_circle_is_found_when_the_first_is_none():
-    """Rank 2 has sent to rank 1, but waits for this rank, too."""
-    circles = circles_of_others(TO_1, FROM_0)
-    found = [circles.find()]
-    while unsure := circles.uncertain(found[-1]):
-        circles.hear(unsure, {1: here("recv", taken=3), 2: here("batch")})
-        found.append(circles.find())
-    assert sorted(found[0]) in ([0, 1, 2], [1, 2])
-    assert found[-1] == [0, 1, 2]
+    """Rank 1 has taken the message of rank 2, which also waits for rank 3, and that one for rank 1."""
+    circles = circles_of_others(TO_1, FROM_3, third=here("recv", Awaited(1, False, 1, 8)))
+    assert circles.find() == [1, 2]
+    while unsure := circles.uncertain(circles.find()):
+        circles.hear(unsure, {1: here("recv", taken=3), 2: here("batch"), 3: here("recv")})
+    assert circles.find() == [1, 2, 3]
 
 
 def test_messages_with_tags_make_a_circle_only_alone():
-    """Nobody counts them. Of several, any may be through."""
+    """They have no numbers. Of several, any may be over."""
     tagged = Awaited(1, True, 0, 8, tag=5)
     for awaits, found in (((tagged,), [1, 2]), ((tagged, Awaited(3, True, 0, 8, tag=5)), [])):
         circles = circles_of_others(*awaits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,26 +34,30 @@ def receive(comm: Communicator, peer: int) -> None:
     post(comm, "recv", torch.zeros(1), peer).wait()
 
 
+def without_rank_2(
+    first: Callable[[], object], second: Callable[[], object], last: Callable[[], object]
+) -> list[Any]:
+    """Runs the jobs of the ranks 0, 1 and 3, while rank 2 does nothing until rank 1 has given up."""
+    over = threading.Event()
+
+    def second_and_over() -> None:
+        try:
+            second()
+        finally:
+            over.set()
+
+    return outcomes([first, second_and_over, lambda: over.wait(30), last])
+
+
 @pytest.mark.parametrize(("backend", "hints"), BACKENDS)
 def test_the_ranks_that_wait_for_the_late_one_are_not_named(backend, hints):
     """Rank 2 is late. Rank 0 waits for a message of it, rank 3 for one of rank 0; rank 1 gives up."""
     comms = ranks(4, backend, hints)
-    over = threading.Event()
-    jobs = [
+    got = without_rank_2(
         lambda: receive(comms[0], 2),
         lambda: comms[1].barrier(timeout=1.5),
-        lambda: over.wait(30),
         lambda: receive(comms[3], 0),
-    ]
-
-    def job(rank: int) -> None:
-        try:
-            jobs[rank]()
-        finally:
-            if rank == 1:
-                over.set()
-
-    got = outcomes([partial(job, r) for r in range(4)])
+    )
     for rank in (0, 1, 3):
         assert type(got[rank]) is CommTimeoutError, repr(got[rank])
         assert got[rank].culprits == (2,), repr(got[rank])
@@ -105,32 +110,21 @@ def test_a_circle_of_messages_is_named_whole(backend, hints):
 
 @pytest.mark.parametrize(("backend", "hints"), BACKENDS)
 def test_a_message_of_a_batch_that_is_through_is_no_wait(backend, hints):
-    """Rank 3 has sent to rank 0, which waits for it now; but what rank 3 lacks is a message of rank 2.
+    """Rank 0 has received from rank 3, and waits for more; rank 3 waits for rank 2, which is late.
 
-    Rank 1 gives up. It knows of rank 3 only that one of two messages is not through.
+    Rank 1 gives up. All it hears from rank 3 is that one of two messages is not over.
     """
     comms = ranks(4, backend, hints)
-    over = threading.Event()
 
     def first() -> None:
         comms[0].recv(torch.zeros(1), 3)
         comms[0].recv(torch.zeros(1), 3)
 
-    jobs = [
+    got = without_rank_2(
         first,
         lambda: comms[1].recv(torch.zeros(1), 0, timeout=1.5),
-        lambda: over.wait(30),
         lambda: comms[3].batch_op_create().send(torch.zeros(1), 0).recv(torch.zeros(1), 2).issue(False),
-    ]
-
-    def job(rank: int) -> None:
-        try:
-            jobs[rank]()
-        finally:
-            if rank == 1:
-                over.set()
-
-    got = outcomes([partial(job, r) for r in range(4)])
+    )
     for rank in (0, 1, 3):
         assert type(got[rank]) is CommTimeoutError, repr(got[rank])
     for comm in comms:

@@ -1,8 +1,8 @@
 """Ranks that wait for each other, found from what all of them say at a deadline.
 
-A rank lists the messages that it waits for. Some of them may be through without its knowledge: Gloo has a
-batch wait for one message after the other. So whether a rank waits for another one is certain only when that
-one was asked later, and has not begun its end.
+A rank lists the messages that it waits for. Some of them may be over without its knowledge: Gloo has a batch
+wait for one message after the other. So it is certain that a rank waits for another one only when that one,
+asked later, says that it has not begun its end of the message.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Circles:
 
     def uncertain(self, circle: Sequence[int]) -> dict[int, int]:
         """Returns which ranks of a circle have to be asked before it is certain, and with whose messages."""
-        ways = zip(circle, [*circle[1:], *circle[:1]], strict=True)
-        return {to: by for by, to in ways if to != self._rank and (by, to) not in self._certain}
+        return {to: by for by, to in links(circle) if to != self._rank and (by, to) not in self._certain}
 
     def hear(self, asked: Mapping[int, int], answers: Mapping[int, Here]) -> None:
         """Takes note of the answers of the ranks that were asked because of `uncertain`."""
@@ -53,15 +52,18 @@ class Circles:
                 self._waits[by].remove(to)
 
     def _find_waits(self) -> dict[int, list[int]]:
-        """Returns for which ranks each rank waits that has answered, this one included."""
+        """Returns, for this rank and each one that has answered, which ranks it waits for."""
         waits = {}
         for rank, answer in self.answers.items():
             if is_collective(answer.inside):
                 number, of_all = self._collective(answer)
                 waits[rank] = [peer for peer, entered in of_all.items() if entered < number]
             elif answer.inside:
-                peers = needed(answer.awaits)
-                waits[rank] = [p for p in peers if p in self.answers or self._owes(p, rank, answer)]
+                waits[rank] = [
+                    peer
+                    for peer in needed(answer.awaits)
+                    if peer in self.answers or (peer == self._rank and self._owes(rank, answer))
+                ]
         operation = self.operation
         if operation.number or needed(operation.awaits):
             waits[self._rank] = [p for p, answer in self.answers.items() if misses(operation, p, answer)]
@@ -70,16 +72,17 @@ class Circles:
     def _collective(self, answer: Here) -> tuple[int, dict[int, int]]:
         """Returns the number of the collective that a rank is in, and how many each rank has entered.
 
-        All ranks count the whole ones, but parts may be those of some ranks only.
+        Between hosts a collective has parts, which only some of the ranks enter. All ranks count the whole
+        ones, so these are compared where the rank is in one.
         """
         return (answer.whole, self._whole) if answer.whole else (answer.entered, self._entered)
 
-    def _owes(self, peer: int, rank: int, answer: Here) -> bool:
-        """Whether `peer` is this rank, which has not begun its end of a message that `rank` waits for."""
-        return peer == self._rank and any(
+    def _owes(self, rank: int, answer: Here) -> bool:
+        """Whether this rank has not begun its end of a message that `rank` waits for."""
+        return any(
             self._counts.of(rank, not message.send, message.part) < message.number
             for message in answer.awaits
-            if message.peer == peer
+            if message.peer == self._rank
         )
 
     def _waits_still(self, rank: int, to: int, later: Here) -> bool:
@@ -93,8 +96,13 @@ class Circles:
             if is_collective(answer.inside):
                 return (later.whole if answer.whole else later.entered) < self._collective(answer)[0]
             awaits = list(answer.awaits)
-        # Nobody counts messages with tags. A single one is not through, or its rank would be elsewhere.
+        # Messages with tags have no numbers. One that a rank waits for alone is not over, or it would go on.
         return any(lacks(m, later) and (m.number > 0 or len(awaits) == 1) for m in awaits if m.peer == to)
+
+
+def links(circle: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns each rank of a circle with the one that it waits for."""
+    return list(zip(circle, [*circle[1:], *circle[:1]], strict=True))
 
 
 def find_circle(waits: Mapping[int, Sequence[int]], start: int) -> list[int]:

@@ -26,7 +26,7 @@ from unicomm.comms.operations.table import OPERATIONS
 
 from . import channel_thread, wire
 from .channel_thread import FOREVER
-from .circles import Circles, lacks, misses
+from .circles import Circles, lacks, links, misses
 from .operation import Awaited, Operation, is_collective, needed
 from .sockets import Sockets
 from .user_frame import where_is
@@ -53,9 +53,9 @@ class Question:
         if answer.about == self.about and peer in self.of:
             self.answers[peer] = answer
 
-    def over(self, now: float, here: Collection[int]) -> bool:
-        """Whether nobody is waited for any more. `here`: the ranks that can answer."""
-        return now >= self.by or all(r in self.answers for r in self.of if r in here)
+    def over(self, now: float, here: set[int]) -> bool:
+        """Whether no more answers are waited for. `here`: the ranks that can answer."""
+        return now >= self.by or self.of.keys() & here <= self.answers.keys()
 
 
 class FaultChannel:
@@ -276,8 +276,8 @@ class FaultChannel:
                 self._tell(wire.Ask(self._questions, other), [peer])
         return Question(self._questions, of, time.monotonic() + seconds)
 
-    def _reachable(self) -> list[int]:
-        return [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
+    def _reachable(self) -> set[int]:
+        return {peer for peer in self._sockets if peer not in self._left and peer not in self._gone}
 
     # --- called by the channel's thread --------------------------------------------------------------------
 
@@ -475,7 +475,7 @@ class FaultChannel:
         """Returns the fault of an operation that waits for a circle of ranks that wait for each other."""
         operation, answers = circles.operation, circles.answers
         claims = []
-        for rank, to in zip(circle, circle[1:] + circle[:1], strict=True):
+        for rank, to in links(circle):
             answer = answers.get(rank)
             name = operation.name if answer is None else answer.inside
             place = where_is(self._thread) if answer is None else answer.where
@@ -497,7 +497,8 @@ class FaultChannel:
 def _wait_for(causes: set[int], late: Mapping[int, Here]) -> set[int]:
     """Returns those of `late` that wait for `causes`, and are not to blame.
 
-    Those in an earlier collective do. Those in messages do if their waits lead there.
+    A rank in an earlier collective does. A rank in messages does if it waits for one of `causes`, or for a
+    rank that does.
     """
     waiting = {peer for peer, answer in late.items() if is_collective(answer.inside)}
     while more := {
