@@ -100,7 +100,6 @@ def main(arguments: list[str] | None = None) -> int:
             if time.monotonic() - began > options.seconds:
                 break
     spent = time.monotonic() - began
-    spent = time.monotonic() - began
     cpu = time.process_time() - cpu
     rate = f"{60 * played / spent:.0f} a minute, {60 * played / cpu:.0f} a minute of processor time"
     print(f"{played} programs in {spent:.1f} s ({rate}), {failed} failed", flush=True)

@@ -484,4 +484,57 @@ FOUND: dict[str, Program] = {
         ],
         "faults": [{"kind": "stop", "rank": 1, "op": 0, "after": 305, "seconds": 30.0}],
     },
+    "a message that cannot begin, as its peer has finalized and died, was blamed on the peer of another": {
+        "ranks": 6,
+        "host": 5,
+        "schedule": 81007733,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 3.0, "reconf": False},
+            {"op": "later", "comm": "c1", "do": "finalize", "rank": 2, "after": 0.0},
+            {"op": "create", "comm": "c2", "name": "b", "timeout": 10.0, "reconf": False},
+            {"op": "split", "comm": "c2", "parts": [[5, 1, 0], [2, 4, 3]], "child": "c4", "timeout": 3.0},
+            {
+                "op": "msgs",
+                "comm": "c1",
+                "sends": [[5, 3, 0, 5], [1, 0, 0, 5], [5, 2, 0, 5], [2, 0, 0, 5], [5, 2, 0, 5]],
+                "any": False,
+                "order": 439,
+                "timeout": 5.0,
+            },
+        ],
+        "faults": [{"kind": "kill", "rank": 2, "op": 3, "after": 7}],
+    },
+    "the judge: on a slow network a rank comes to an exchange when its deadline is over": {
+        "ranks": 6,
+        "host": -1,
+        "schedule": 81040831,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 3.0, "reconf": True},
+            {"op": "reconf", "comm": "c1", "uuid": 2, "ranks": [0, 1, 2, 4, 3, 5], "timeout": 3.0},
+        ],
+        "faults": [],
+    },
+    "the judge: a rank that was stopped tells the others of an answer from before": {
+        "ranks": 3,
+        "host": -1,
+        "schedule": 81053076,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 5.0, "reconf": False},
+            {"op": "split", "comm": "c1", "parts": [[0, 1], [2]], "child": "c2", "timeout": 5.0},
+            {**_BARRIER, "comm": "c1", "root": 2, "timeout": 3.0},
+        ],
+        "faults": [{"kind": "stop", "rank": 2, "op": 1, "after": 18, "seconds": 2.5}],
+    },
+    "the judge: a rank times out, and is killed at that moment": {
+        "ranks": 3,
+        "host": -1,
+        "schedule": 82076316,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 5.0, "reconf": True},
+            {"op": "split", "comm": "c1", "parts": [[0], [2, 1]], "child": "c2", "timeout": 3.0},
+            {"op": "create", "comm": "c3", "name": "b", "timeout": 3.0, "reconf": False},
+            {"op": "split", "comm": "c2", "parts": [[1, 0]], "child": "c4", "timeout": 3.0},
+        ],
+        "faults": [{"kind": "kill", "rank": 2, "op": 3, "after": 1}],
+    },
 }

@@ -91,6 +91,16 @@ def _place(_: int) -> str:
     return f"program.py:{primitives.current_process().number} in rank"
 
 
+def _notes_its_time(step: Callable[..., bytes]) -> Callable[..., bytes]:
+    """`Rendezvous._run`, which notes when the process has come to the step."""
+
+    def run(self: Any, header: Any, value: bytes, combine: Any, what: str) -> bytes:
+        primitives.current_process().owned.get("reached", {})[what] = primitives.current().now
+        return step(self, header, value, combine, what)
+
+    return run
+
+
 def _with_simulated_locks(cls: type) -> Callable[..., None]:
     """The `__init__` of a dataclass whose fields may be locks, which the class makes by itself."""
     plain = cls.__init__
@@ -128,6 +138,7 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
     yield create.dumps, "prepare", lambda: None
     yield engine, "explain", lambda error, uid: None
     yield fault_channel, "where_is", _place
+    yield rendezvous.Rendezvous, "_run", _notes_its_time(rendezvous.Rendezvous._run)
     yield endpoint, "network", lambda: "one host"
     yield endpoint.Guest, "__hash__", lambda guest: guest.socket.number
     yield gloo_backend, "ctypes", _NoCounting

@@ -175,11 +175,9 @@ class _Judge:
 
         Who is to blame is judged where that rank failed.
         """
-        gave_up = re.search(r" when rank (\d+) gave up: ", error.message)
-        if gave_up is None or int(gave_up[1]) >= len(record.members):
-            return False
-        return any(
-            other.rank == record.members[int(gave_up[1])]
+        teller = self._teller(record, error)
+        return teller is not None and any(
+            other.rank == teller
             and other.op in range(len(self._ops))
             and other.op != record.op
             and self._ops[other.op].get("comm") == self._ops[record.op]["comm"]
@@ -188,6 +186,13 @@ class _Judge:
             and other.ended <= record.ended
             for other in self._run.records
         )
+
+    def _teller(self, record: Record, error: CommError) -> int | None:
+        """The process that failed first and told this one, if an error names one."""
+        gave_up = re.search(r" when rank (\d+) gave up: ", error.message)
+        if gave_up is None or int(gave_up[1]) >= len(record.members):
+            return None
+        return record.members[int(gave_up[1])]
 
     def _is_from_anywhere(self, record: Record, error: CommError) -> bool:
         """Whether an error is that of a receive from any rank: its own, or one that another rank has told."""
@@ -231,19 +236,31 @@ class _Judge:
 
     def _is_innocent(self, who: int, record: Record) -> bool:
         """Whether a process has done all that it should have when the error came."""
-        other = self._by_op.get(record.op, {}).get(who)
-        if who in self._disturbed or other is None:
+        there, error = self._by_op.get(record.op, {}), record.error
+        other = there.get(who)
+        if who in self._disturbed or other is None or error is None:
             return False
         asked = record.ended - _ANSWER
-        said = "" if record.error is None else record.error.message
-        # The answer, or what another rank tells, may be from before this rank was stopped.
-        if "does not answer" not in said or " gave up: " in said:
+        teller = self._teller(record, error)
+        # The answer, or what another rank tells, may be from before one of the two was stopped.
+        if "does not answer" not in error.message or teller is not None:
             asked -= self._stopped(record)
-        if other.began > asked:
+        if teller in there and teller != record.rank:
+            asked -= self._stopped(there[teller])
+        if self._came(other, error) > asked:
             return False
         # A rank that leaves tells the others before its own call raises.
-        soon = _ANSWER if isinstance(record.error, PeerLostError) else 0.0
+        soon = _ANSWER if isinstance(error, PeerLostError) else 0.0
         return not (other.error is not None and other.ended <= record.ended + soon)
+
+    def _came(self, other: Record, error: CommError) -> float:
+        """When a process came to what the error says that it has missed."""
+        missed = re.search(r" did not (reach .+?) within ", error.message)
+        if missed is None:
+            return other.began
+        # Where nothing else has happened it is the network that was too slow for the deadline.
+        never = other.began if self._disturbed else float("inf")
+        return other.reached.get(missed[1], never)
 
     # --- what the ranks have in common ----------------------------------------------------------------------
 
@@ -308,7 +325,7 @@ class _Judge:
             if error is None or kind in ("cause", "final") or isinstance(error, NotReadyError):
                 continue
             peers = self._by_op[record.op].values()
-            if any(r.error is not None and r.ended < run.died[dead] for r in peers):
+            if any(r.error is not None and r.ended <= run.died[dead] for r in peers):
                 continue  # it had failed before, and this rank is told of that
             named = {record.members[r] for r in error.culprits if r < len(record.members)}
             if kind in ("create", "split"):

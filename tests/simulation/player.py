@@ -38,7 +38,7 @@ _CLOSING = 5.0  # seconds for finalize
 @dataclasses.dataclass
 class Record:
     """What one operation was on one rank. `members`: processes in order of rank. `store_failed`: whether the
-    error came after a failure of the store."""
+    error came after a failure of the store. `reached`: when the rank came to each step of a meeting."""
 
     op: int
     rank: int
@@ -52,6 +52,7 @@ class Record:
     said: Any = None
     parent_broken: bool = False
     store_failed: bool = False
+    reached: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -424,6 +425,7 @@ class _Rank:
     ) -> Record:
         scheduler = primitives.current()
         record = Record(i, self._me, members, scheduler.now, limit)
+        self._process.owned["reached"] = record.reached
         self._world.run.records.append(record)
         scheduler.note(f"p{self._me} begins {i}")
         try:

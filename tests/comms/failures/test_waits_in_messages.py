@@ -1,4 +1,4 @@
-"""Timeouts while ranks wait in messages of a process group for the rank that is really missing."""
+"""Ranks that wait in messages of a process group: which rank is named as the one that is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 import unicomm
 from tests.comms.inside import post
 from tests.threads import outcomes
-from unicomm import CommTimeoutError, Communicator, DeadlockError
+from unicomm import CommTimeoutError, Communicator, DeadlockError, PeerLostError
+from unicomm.backends.ucx.library import why_not
 from unicomm.c10d.compat import HashStore
 
 BACKENDS = [("shm", None), ("gloo", None), ("auto", {"hosts": "a,b,c,d"})]
@@ -129,3 +130,35 @@ def test_a_message_of_a_batch_that_is_through_is_no_wait(backend, hints):
         assert type(got[rank]) is CommTimeoutError, repr(got[rank])
     for comm in comms:
         comm.finalize()
+
+
+@pytest.mark.parametrize(("backend", "hints"), [*BACKENDS, ("tcp", None), ("ucx", None)])
+def test_a_message_to_a_rank_that_has_finalized_blames_no_other(backend, hints, eventually):
+    """Rank 1 takes its message and finalizes, too, while rank 0 looks for the cause."""
+    if backend == "ucx" and (reason := why_not()):
+        pytest.skip(f"no UCX: {reason}")
+    comms = ranks(3, backend, hints)
+    comms[2].finalize()
+    if backend != "shm":  # whose native code hears of it by itself
+        eventually(lambda: 2 in comms[0].unsafe_backend.channel._left)
+    tried = threading.Event()
+
+    def sends() -> None:
+        try:
+            for work in [post(comms[0], "send", torch.zeros(1), peer) for peer in (1, 2)]:
+                work.wait()
+        finally:
+            tried.set()
+
+    def takes() -> None:
+        try:
+            receive(comms[1], 0)
+        except PeerLostError:  # rank 0 has given up before it sent
+            tried.wait(30)
+        comms[1].finalize()
+
+    error, _ = outcomes([sends, takes])
+    assert type(error) is PeerLostError, repr(error)
+    assert error.culprits == (2,)
+    assert error.message == "rank 2 has finalized this communicator"
+    comms[0].finalize()

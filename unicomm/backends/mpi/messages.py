@@ -36,6 +36,7 @@ class MpiExchange(OutOfBandExchange):
             if done:
                 found = [(numbers[i], status) for i, status in zip(done, statuses, strict=False)]
                 return sorted(self._take(number, status) for number, status in found)
+            operations.channel.check_finalized(self._running.values())
             operations.check_fault()
             now = time.monotonic()
             if now >= began + limit:

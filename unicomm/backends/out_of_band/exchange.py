@@ -50,11 +50,7 @@ class OutOfBandExchange(Exchange):
         backend.channel.messages = self._awaited
         try:
             backend.check_fault()
-            fresh, self._fresh = self._fresh, []
-            for message in fresh:
-                self._start(self._added, message)
-                self._running[self._added] = backend.awaited(message)
-                self._added += 1
+            self._begin()
             return self._wait(timeout, limit)
         except CommError:
             self._abandon()
@@ -65,6 +61,18 @@ class OutOfBandExchange(Exchange):
         except BaseException:  # of a signal handler
             self._abandon()
             raise
+
+    def _begin(self) -> None:
+        fresh, self._fresh = dict(enumerate(self._fresh, self._added)), []
+        self._added += len(fresh)
+        # Noted before they start: if one cannot, the fault channel has to know of it to say why.
+        awaits = {number: self._backend.awaited(message) for number, message in fresh.items()}
+        self._running |= awaits
+        # A message to a rank that has finalized could seem to arrive.
+        self._backend.channel.check_finalized(awaits.values())
+        self._backend.check_fault()
+        for number, message in fresh.items():
+            self._start(number, message)
 
     def _awaited(self) -> list[Awaited]:
         return awaited_in(self, self._running)

@@ -18,7 +18,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from unicomm._core import Counts, FaultCode
 from unicomm.comms.failures.faults import FINALIZED, SIZES, Claim, Fault
@@ -170,10 +170,12 @@ class FaultChannel:
             if left := tuple(sorted(r for r in ranks if r in self._left)):
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
 
-    def check_finalized(self, awaits: Sequence[Awaited]) -> None:
+    def check_finalized(self, awaits: Iterable[Awaited]) -> None:
         """Takes those for lost that have finalized without their end of one of these messages."""
+        if not self._left:
+            return
         with self._lock:
-            if self._left and (left := self._left_without(Operation("", 0, 0.0, 0.0, list(awaits)))):
+            if left := self._left_without(Operation("", 0, 0.0, 0.0, list(awaits))):
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
 
     def catch_up(self) -> None:

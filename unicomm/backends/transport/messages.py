@@ -52,7 +52,7 @@ class TransportExchange(OutOfBandExchange):
                 raise RuntimeError("the communicator has ended")
             if over:
                 return sorted(self._take(*one) for one in over)
-            channel.check_finalized(list(self._running.values()))
+            channel.check_finalized(self._running.values())
             now = time.monotonic()
             if now >= began + limit or self._interrupted:
                 self._interrupted = False

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import threading
+import time
 
 import torch
 
@@ -42,6 +43,23 @@ def names_whose_message_did_not_come() -> None:
             assert isinstance(error, unicomm.CommTimeoutError), error
             assert error.culprits == (1,), error
         control.barrier(False)
+
+
+def names_a_rank_that_finalizes_while_its_message_is_waited_for() -> None:
+    comm = new_comm("leaves")
+    if me == 0:
+        waiting = comm.recv(torch.zeros(5), 1, True)
+        time.sleep(0.5)  # for the message to be under way; else this is found when it begins
+        control.barrier(False)
+        began = time.monotonic()
+        error = raised(waiting.wait)
+        assert time.monotonic() - began < 30  # the deadline would be 60
+        assert isinstance(error, unicomm.PeerLostError), error
+        assert error.culprits == (1,), error
+        assert error.message == "rank 1 has finalized this communicator", error
+    else:
+        control.barrier(False)
+    comm.finalize()
 
 
 def aborts_at_once() -> None:
@@ -155,6 +173,7 @@ def leaves_a_timeout_in_another_thread_alone() -> None:
 CASES = [
     names_who_did_not_come,
     names_whose_message_did_not_come,
+    names_a_rank_that_finalizes_while_its_message_is_waited_for,
     aborts_at_once,
     tells_wrong_sizes_of_messages,
     tells_a_short_message_for_a_large_receive,
