@@ -17,6 +17,8 @@ from unicomm.flight_recorder.recording.thread_frames import frames_of_threads
 
 T = TypeVar("T")
 
+_ENDING = 10.0  # seconds in which ranks are asked who is missing, and finalize
+
 
 def run_ranks(
     fn: Callable[[Communicator], T],
@@ -44,7 +46,7 @@ def run_ranks(
         hints: of the backend.
         store: where the ranks meet; by default one of this call's own.
         timeout: of the communicator's creation and operations in seconds, and of the whole: ranks that are
-            not done after twice that are shown with their stacks in a `TimeoutError`.
+            not done ten seconds after twice that are shown with their stacks in a `TimeoutError`.
     """
     store = HashStore() if store is None else store
     results: dict[int, T] = {}
@@ -71,7 +73,7 @@ def run_ranks(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * timeout)
+        thread.join(2 * timeout + _ENDING)
     stuck = [t for t in threads if t.is_alive()]
     if stuck:
         frames = frames_of_threads()
