@@ -15,7 +15,7 @@ player.py             plays a program
 moved_data.py         the tensors of its operations, and what they have to become
 judge.py              the properties that every run has
 shrinking.py          shortens a failing program
-found.py              shrunk programs that showed a defect
+found.py, found.jsonl  shrunk programs that showed a defect
 
 docs/design/simulation-python.md tells why. Exit code 1 when a seed fails.
 """

@@ -7,6 +7,7 @@ by which the shrinking of a program knows that it still shows the same defect.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from unicomm.comms.errors import (
     AbortedError,
@@ -176,15 +177,13 @@ class _Judge:
         Who is to blame is judged where that rank failed.
         """
         teller = self._teller(record, error)
-        return teller is not None and any(
+        return any(
             other.rank == teller
-            and other.op in range(len(self._ops))
             and other.op != record.op
-            and self._ops[other.op].get("comm") == self._ops[record.op]["comm"]
             and other.error is not None
             and other.error.culprits == error.culprits
-            and other.ended <= record.ended
-            for other in self._run.records
+            and other.ended <= record.ended + _ANSWER  # it tells the others before its own call raises
+            for other in self._failed_with(record)
         )
 
     def _teller(self, record: Record, error: CommError) -> int | None:
@@ -212,16 +211,19 @@ class _Judge:
 
         For a split also by a later one: a rank that is not in it, or is done with it, goes on.
         """
-        comm = self._ops[record.op]["comm"]
         last = len(self._ops) if self._kind(record) == "split" else record.op
         return any(
-            other.error is not None
-            and 0 <= other.op < last
-            and other.op != record.op
-            and self._ops[other.op]["comm"] == comm
-            and other.ended <= record.ended
-            for other in self._run.records
+            other.op < last and other.op != record.op and other.ended <= record.ended
+            for other in self._failed_with(record)
         )
+
+    def _failed_with(self, record: Record) -> Iterator[Record]:
+        """The operations of the record's communicator that failed on a rank."""
+        comm = self._ops[record.op]["comm"]
+        for other in self._run.records:
+            ours = other.op in range(len(self._ops)) and self._ops[other.op]["comm"] == comm
+            if ours and other.error is not None:
+                yield other
 
     def _strained(self, record: Record) -> bool:
         """Whether ranks came so late, or were stopped so long, that others' deadlines have passed."""
@@ -324,8 +326,7 @@ class _Judge:
             kind, error = self._kind(record), record.error
             if error is None or kind in ("cause", "final") or isinstance(error, NotReadyError):
                 continue
-            peers = self._by_op[record.op].values()
-            if any(r.error is not None and r.ended <= run.died[dead] for r in peers):
+            if any(other.ended <= run.died[dead] for other in self._failed_with(record)):
                 continue  # it had failed before, and this rank is told of that
             named = {record.members[r] for r in error.culprits if r < len(record.members)}
             if kind in ("create", "split"):

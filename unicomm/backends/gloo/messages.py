@@ -75,6 +75,7 @@ class GlooExchange(OutOfBandExchange):
             return []
         number, peer, failure = result
         if failure is not None:
+            self._about = number
             raise failure
         return [self._completed(number, peer)]
 

@@ -29,6 +29,7 @@ class OutOfBandExchange(Exchange):
         self._fresh: list[Message] = []
         self._running: dict[int, Awaited] = {}
         self._added = 0
+        self._about = -1  # the number of the message that the library starts, or says has failed
         self._given = 0.0  # seconds, of the message that is due first
 
     @abstractmethod
@@ -57,7 +58,7 @@ class OutOfBandExchange(Exchange):
             raise
         except RuntimeError as error:
             self._abandon()
-            raise backend.failure(error, list(self._running.values())) from error
+            raise backend.failure(error, self._failed()) from error
         except BaseException:  # of a signal handler
             self._abandon()
             raise
@@ -71,8 +72,14 @@ class OutOfBandExchange(Exchange):
         # A message to a rank that has finalized could seem to arrive.
         self._backend.channel.check_finalized(awaits.values())
         self._backend.check_fault()
-        for number, message in fresh.items():
-            self._start(number, message)
+        for self._about, message in fresh.items():
+            self._start(self._about, message)
+        self._about = -1
+
+    def _failed(self) -> list[Awaited]:
+        """Returns the messages of which one may have failed: a single one if the library has told which."""
+        about = self._running.get(self._about)
+        return list(self._running.values()) if about is None or about.peer < 0 else [about]
 
     def _awaited(self) -> list[Awaited]:
         return awaited_in(self, self._running)
