@@ -259,6 +259,15 @@ def test_late_comer_hears_once_why_the_others_failed(store: Any) -> None:
     close_all(clean)
 
 
+def test_a_member_that_has_only_heard_why_does_not_differ() -> None:
+    """Its post has no header. A member that is about to give up may still read that one."""
+    store = HashStore()
+    store.set(posts([1])[0], "f" * 16)
+    (error,) = meet_all(store, 2, ranks=[0], timeout=1.0)
+    assert type(error) is CommTimeoutError, repr(error)
+    assert error.culprits == (1,)
+
+
 def test_errors_name_global_ranks() -> None:
     (error,) = meet_all(HashStore(), 3, ranks=[1], timeout=0.02, labels=(7, 4, 5))
     same_error([error], CommTimeoutError, [7, 5])

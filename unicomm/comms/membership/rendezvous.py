@@ -467,7 +467,7 @@ class Rendezvous:
     def _post_of(self, rank: int) -> tuple[bytes, bytes] | None:
         post = self._client.peek(self._key(str(rank)))
         header, _, value = post[_NONCE:].partition(b"\n")
-        return (header, value) if post else None
+        return (header, value) if header else None
 
     def _complete(self, combine: Callable[[list[bytes]], bytes]) -> None:
         self._client.put(self._key("last"), str(self.rank).encode())
@@ -475,6 +475,8 @@ class Rendezvous:
         values: list[bytes] = []
         if not missing:
             headers, values = self._posts()
+            if not all(headers.values()):
+                return  # a member has posted that it has read the outcome, see `_open_generation`
         # If others expect more members than this one, members are missing although the count is complete.
         if failure := compare(headers):
             self._fail(self._step, failure)
@@ -549,8 +551,8 @@ class Rendezvous:
     def _posts(self) -> tuple[dict[int, bytes], list[bytes]]:
         """The headers and the values of all members. Called when all of them have posted theirs."""
         posts = self._client.read([self._key(str(r)) for r in range(self.size)])
-        parts = [post[_NONCE:].split(b"\n", 1) for post in posts]
-        return {r: part[0] for r, part in enumerate(parts)}, [part[1] for part in parts]
+        parts = [post[_NONCE:].partition(b"\n") for post in posts]
+        return {r: part[0] for r, part in enumerate(parts)}, [part[2] for part in parts]
 
     def _roll_call(self) -> tuple[list[int], dict[int, bytes]]:
         """Members that have not posted; and the headers of the others, without ranges that are complete."""
@@ -560,8 +562,8 @@ class Rendezvous:
             if not self._client.present(list(keys.values())):
                 posts = {r: self._client.peek(key) for r, key in keys.items()}
                 missing += [r for r, post in posts.items() if not post]
-                headers.update({r: post[_NONCE:].split(b"\n", 1)[0] for r, post in posts.items() if post})
-        return missing, headers
+                headers.update({r: post[_NONCE:].partition(b"\n")[0] for r, post in posts.items()})
+        return missing, {r: header for r, header in headers.items() if header}
 
     def _erase(self, generation: int, step: int, posts: bool = False) -> None:
         if step >= 0:
