@@ -294,6 +294,8 @@ class _Judge:
             good = [r.rank for r in connected if not self._harmed_before(failed.ended, r)]
             if len(good) < len(connected) and self._is_end_of(failed, connected):
                 continue  # it held the store, and had answered some of the others
+            if self._has_lost_the_first(failed):
+                continue  # the same, and it had not connected itself
             if good:
                 return [f"some connected, some failed: ranks {good} are connected, but {self._text(failed)}"]
         return []
@@ -307,6 +309,16 @@ class _Judge:
         if not harmed & set(self._named(failed, self._kind(failed))):
             return False
         return isinstance(error, CommTimeoutError) or failed.store_failed
+
+    def _has_lost_the_first(self, failed: Record) -> bool:
+        """Whether a reconfiguration failed because its first rank, which held the store, was killed."""
+        first, error = failed.members[0], failed.error
+        named = error is not None and 0 in error.culprits
+        return (
+            self._kind(failed) == "reconf"
+            and named
+            and self._run.died.get(first, failed.ended) < failed.ended
+        )
 
     def _harmed_before(self, when: float, record: Record) -> bool:
         stopped = any(r == record.rank and record.ended <= since < when for r, since, _ in self._run.stops)

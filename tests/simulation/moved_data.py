@@ -49,7 +49,7 @@ def _sends(op: dict[str, Any], n: int) -> list[tuple[int, int, int, int, float]]
     for i, (source, to, tag, count) in enumerate(op["sends"]):
         if source < n and to < n:
             # With any sources a tag of its own: a rank may be in its next operation already.
-            tag_and_count = (2 + op["order"], 3) if op["any"] else (tag, count)
+            tag_and_count = (op["tag"], 3) if op["any"] else (tag, count)
             found.append((source, to, *tag_and_count, float(i + 1)))
     return found
 

@@ -260,6 +260,7 @@ class _Rank:
         if held is None:
             return
         me, rng = members.index(self._me), random.Random(f"{op['order']} {self._me}")
+        op = {**op, "tag": 2 + i}
         messages = posts(op, me, len(members), rng)
 
         def run(record: Record) -> None:

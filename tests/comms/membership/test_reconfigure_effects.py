@@ -20,7 +20,7 @@ import unicomm
 import unicomm.profiler
 from tests.comms import inside
 from tests.comms.membership.casts import LONG
-from unicomm import Communicator, ReduceOp, UnsupportedError
+from unicomm import Communicator, NotReadyError, ReduceOp, UnsupportedError
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.membership import split, store_users
 from unicomm.comms.membership.handles import Handle
@@ -215,6 +215,30 @@ def test_the_first_rank_keeps_the_store_as_long_as_others_wait(then, cast, monke
     ranks.play([1, 2], lambda _, i: children[i].barrier())
     for i in (1, 2):
         children[i].finalize()
+
+
+@pytest.mark.parametrize("then", ["finalize", "reconfigure"])
+def test_a_split_after_the_store_was_ended(then, cast, raised):
+    """The rank that ended it does not wait for one that cannot come, nor blame it."""
+    ranks = cast("shm", 2)
+    ranks.become([0, 1])
+    children = ranks.play([0, 1], lambda comm, _: comm.split([0, 1], "child"))
+
+    def act(comm: Communicator, i: int) -> unicomm.CommError:
+        if then == "reconfigure":
+            comm.reconfigure(7, ranks.handles)
+        elif i == 0:
+            comm.finalize()
+        error = raised(children[i].split, [0, 1], "grandchild", timeout=LONG)
+        if i == 0:
+            children[i].finalize()
+        return error
+
+    errors = ranks.play([0, 1], act)
+    assert type(errors[0]) is NotReadyError, errors
+    assert errors[0].message == "the epoch in whose store the ranks would meet has ended"
+    assert errors[1].culprits == (0,), errors
+    children[1].finalize()
 
 
 def test_strangers_are_hung_up_on(cast, eventually):

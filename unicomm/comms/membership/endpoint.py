@@ -23,7 +23,7 @@ from unicomm.c10d.compat import HashStore
 from unicomm.comms.errors import BackendError
 from unicomm.comms.failures.thread_start import start
 
-from . import remote_store
+from . import remote_store, store_users
 from .handles import HELLO, KEY, LONGEST, Handle, Lines, listen, network, notice_silence
 
 _PATIENCE = 2.0  # seconds in which a caller has to send the secret
@@ -123,10 +123,15 @@ class Endpoint:
 
     def serve_nothing(self) -> None:
         with self._changed:
-            self._stores.clear()
+            self._end_stores()
             for guest in self._guests:
                 if guest.store is not None:
                     guest.leave()
+
+    def _end_stores(self) -> None:
+        for store in self._stores.values():
+            store_users.end(store)
+        self._stores.clear()
 
     def invitation(self, uuid: int, seconds: float) -> Guest | None:
         """The caller that has invited this rank to the attempt; waits for it at most `seconds`."""
@@ -149,6 +154,7 @@ class Endpoint:
             self._wake.send(b".")
         if thread is not threading.current_thread():
             thread.join()
+        self._end_stores()
         self._wake.close()
 
     def forget(self) -> None:

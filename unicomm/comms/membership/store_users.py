@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from unicomm.c10d.compat import HashStore, Store, base_store
-from unicomm.comms.errors import CommError
+from unicomm.comms.errors import CommError, NotReadyError
 from unicomm.comms.failures.store_client import StoreClient
 from unicomm.comms.failures.store_requests import host_of
 
@@ -20,6 +20,7 @@ from .remote_store import RemoteStore
 
 # Keys: how many ranks are within splits with the rank that holds the store; and within splits without it.
 _WITH_HOLDER, _APART = "unicomm-users", "unicomm-users-apart"
+_ENDED = "unicomm-ended"  # a key: the store is served no longer
 _PATIENCE = 2.0  # seconds for them to leave it; one that was killed there never does
 _LOOK = 0.002  # seconds between two looks
 _STOPPED = 0.1  # seconds between two looks, beyond which this process was stopped
@@ -31,12 +32,16 @@ def using(
 ) -> Iterator[None]:
     """The rank that holds the store keeps it for the ranks within the block. For other stores nothing.
 
-    `labels`: the global ranks that meet in the store. `check`: as for `StoreClient`.
+    `labels`: the global ranks that meet in the store. `check`: as for `StoreClient`. Raises `NotReadyError`
+    if this rank holds the store and has ended it: it would wait for ranks that cannot reach it.
     """
-    base = base_store(store)
+    base: Any = base_store(store)
     if not isinstance(base, (HashStore, RemoteStore)):
         yield
         return
+    if isinstance(base, HashStore) and base.check([_ENDED]):
+        text = "the epoch in whose store the ranks would meet has ended"
+        raise NotReadyError(text, comm=name, hint="split the communicator that was reconfigured once more")
     key = _WITH_HOLDER if host_of(base).rank in labels else _APART
     # Not the whole timeout: the block waits as long again for a store that does not answer.
     client = StoreClient(base, name, len(labels), min(timeout, _PATIENCE), check)
@@ -50,6 +55,11 @@ def using(
         if counted:
             with contextlib.suppress(CommError):
                 client.add(key, -1)
+
+
+def end(store: HashStore) -> None:
+    """Notes that this rank serves the store to others no longer."""
+    store.set(_ENDED, "1")
 
 
 def await_users(store: Store | None, seconds: float, asked: Callable[[], int]) -> None:
