@@ -326,7 +326,10 @@ class ShmGroup(FastOperations):
 
     def finalize(self) -> None: ...
     def lost(self, ranks: Sequence[int]) -> Fault | None:
-        """The fault if one of these ranks has failed, left or died."""
+        """The fault if a rank has failed, or if one of these ranks has died."""
+
+    def left(self, ranks: Sequence[int]) -> list[int]:
+        """Those of these ranks that have finalized."""
 
     def dead_ranks(self) -> list[int]: ...
     def failed(self) -> bool: ...

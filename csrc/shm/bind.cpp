@@ -206,7 +206,8 @@ void bind_shm(nb::module_& m) {
         .def(
             "lost", [](Group& g, const std::vector<int>& ranks) { return fault_tuple(g.lost(ranks)); },
             nb::arg("ranks"), nb::sig("def lost(self, ranks: Sequence[int]) -> Fault | None"),
-            "The fault if one of these ranks has failed, left or died.")
+            "The fault if a rank has failed, or if one of these ranks has died.")
+        .def("left", &Group::left, nb::arg("ranks"), "Those of these ranks that have finalized.")
         .def("dead_ranks", &Group::dead_ranks)
         .def("failed", [](Group& g) { return g.segment().header().failures.load() > 0; })
         .def_prop_ro("direct_operations", &Group::direct_operations)

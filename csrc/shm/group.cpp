@@ -153,7 +153,18 @@ void Group::finalize() {
 Fault Group::lost(const std::vector<int>& ranks) {
     if (is_broken_) return group_fault();
     Fault fault;
-    return must_stop(ranks, ~uint64_t{0}, true, fault, true) ? break_group(fault) : Fault{};
+    if (must_stop({}, ~uint64_t{0}, false, fault, true)) return break_group(fault);
+    std::vector<int> dead;
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(dead), [this](int r) { return killed(r); });
+    return dead.empty() ? Fault{} : break_group({FaultCode::kPeerLost, dead, {}, "process ended"});
+}
+
+std::vector<int> Group::left(const std::vector<int>& ranks) {
+    std::vector<int> left;
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [this](int r) {
+        return static_cast<RankState>(segment_->control(r).state.load()) == RankState::kFinalized;
+    });
+    return left;
 }
 
 Fault Group::await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,

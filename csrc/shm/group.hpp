@@ -122,8 +122,10 @@ class Group final : public FastOperations {
     // before.
     void expect_slow(double seconds);
     void finalize();
-    // Breaks the group if one of these ranks is known to have failed, left or died. Does not wait.
+    // Breaks the group if a rank has failed, or if one of these ranks is known to have died. Does not wait.
     Fault lost(const std::vector<int>& ranks);
+    // Those of these ranks that have finalized.
+    std::vector<int> left(const std::vector<int>& ranks);
     // For other memory that the ranks share: waits until `ready()`, which is checked again after any rank has
     // called `wake`. `awaited` returns the ranks whose action it needs. With `kind`, no other rank can act,
     // so the wait can be part of a deadlock.

@@ -85,6 +85,9 @@ class Staged(Backend, RunsCollectives, UsesStreams, HasSymmetricMemory, ChecksPe
     def check_peers(self, ranks: Any) -> None:
         self._host.check_peers(ranks)
 
+    def left(self, ranks: Any) -> Any:
+        return self._host.left(ranks)
+
     def raise_fault(self, fault: Any, timeout: float) -> Any:
         self._host.raise_fault(fault, timeout)
 

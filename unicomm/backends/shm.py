@@ -179,6 +179,9 @@ class ShmBackend(
         if (group := self._group) is not None and (fault := group.lost(list(ranks))) is not None:
             raise core_error(fault, 0.0)
 
+    def left(self, ranks: Sequence[int]) -> list[int]:
+        return [] if (group := self._group) is None else group.left(list(ranks))
+
     def run(self, call: Call) -> None:
         op = call.op
         fault = self._group.run(

@@ -526,14 +526,15 @@ class ChecksProcess(abc.ABC):
 
 
 class ChecksPeers(abc.ABC):
-    """A backend that notices ranks which are gone while no operation runs."""
+    """A backend that notices ranks which are gone while no operation runs, as in a split. It never waits."""
 
     @abc.abstractmethod
     def check_peers(self, ranks: Sequence[int]) -> None:
-        """Raises the error if one of these ranks is known to be gone. Must not wait.
+        """Raises the error if the communicator has failed, or if one of these ranks is dead."""
 
-        Called now and then while ranks wait for each other by other means, as in a split.
-        """
+    def left(self, ranks: Sequence[int]) -> list[int]:
+        """Returns those of these ranks that have finalized; by default none."""
+        return []
 
 
 class SplitsInLibrary(abc.ABC):

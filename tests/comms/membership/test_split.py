@@ -12,7 +12,7 @@ import torch
 import unicomm
 from tests.comms.calls import check_sum
 from tests.comms.inside import store
-from unicomm import AbortedError, CommTimeoutError, Communicator, NotReadyError, ReduceOp
+from unicomm import AbortedError, CommTimeoutError, Communicator, NotReadyError, PeerLostError, ReduceOp
 from unicomm.comms.membership import create
 from unicomm.comms.membership.rendezvous_parts import digest
 from unicomm.flight_recorder.texts import format_ranks
@@ -165,6 +165,37 @@ def test_a_child_outlives_its_parent(backend, raised):
         grandchild.finalize()
 
     run_ranks(program, 2, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("backend", "hints"), [("shm", None), ("gloo", None), ("tcp", None), ("auto", {"hosts": "a,a,b"})]
+)
+def test_a_rank_that_has_finalized_the_parent_does_not_break_it(backend, hints, raised):
+    """A split with it fails, and the ranks that are left go on."""
+    left = threading.Event()
+
+    def program(comm: Communicator) -> None:
+        me = comm.get_rank()
+        if me == 1:
+            comm.finalize()
+            left.set()
+            return
+        assert left.wait(60)
+        if me == 0:
+            error = raised(comm.split, [0, 1], "both")
+            assert type(error) is PeerLostError, repr(error)
+            assert error.culprits == (1,)
+            assert error.message == "rank 1 has finalized this communicator"
+        assert not comm.is_aborted()
+        child = comm.split([0, 2], "others")
+        assert child is not None
+        check_members(child, [0, 2])
+        child.finalize()
+        x = torch.full((3,), float(me))
+        comm.send(x, 2, False) if me == 0 else comm.recv(x, 0, False)
+        assert x.tolist() == [0.0] * 3
+
+    run_ranks(program, 3, backend=backend, hints=hints)
 
 
 @both_backends

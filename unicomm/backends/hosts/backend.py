@@ -423,6 +423,9 @@ class HostsBackend(
         except CommError as error:
             raise self.far_failed(error, ranks) from error
 
+    def left(self, ranks: Sequence[int]) -> list[int]:
+        return self._far.left(ranks)
+
     def expect_slow(self, name: str, seconds: float) -> None:
         self._far.expect_slow(name, seconds)  # and the other parts by `_wait_longer`
 

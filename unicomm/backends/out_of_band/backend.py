@@ -170,9 +170,11 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
     # --- failures ------------------------------------------------------------------------------------------
 
     def check_peers(self, ranks: Sequence[int]) -> None:
-        self.channel.check_left(ranks)
         if (error := self.fault()) is not None:
             raise error
+
+    def left(self, ranks: Sequence[int]) -> list[int]:
+        return self.channel.left(ranks)
 
     def check_fault(self) -> None:
         """Raises the communicator's fault, if it has one."""

@@ -170,6 +170,10 @@ class FaultChannel:
             if left := tuple(sorted(r for r in ranks if r in self._left)):
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
 
+    def left(self, ranks: Sequence[int]) -> list[int]:
+        """Returns those of `ranks` that have finalized."""
+        return [r for r in ranks if r in self._left]
+
     def check_finalized(self, awaits: Iterable[Awaited]) -> None:
         """Takes those for lost that have finalized without their end of one of these messages."""
         if not self._left:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from unicomm._core import FaultCode
 from unicomm.c10d.compat import PrefixStore
 from unicomm.comms.backend import ChecksPeers, SplitsInLibrary
 from unicomm.comms.errors import BackendError, CommError, CommTimeoutError
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.execution.member import Member
-from unicomm.comms.failures.faults import in_global_ranks
+from unicomm.comms.failures.faults import FINALIZED, Fault, error_of, in_global_ranks
 from unicomm.comms.failures.first_cause import await_cause
 from unicomm.comms.failures.store_client import is_store_failure
 from unicomm.comms.operations.call import OpArgs
@@ -82,7 +83,10 @@ class Split:
                 raise
 
     def _check_peers(self, ranks: Sequence[int] | None = None) -> None:
-        """Raises if the parent is broken, or knows that one of `ranks`, or of the child, is gone."""
+        """Raises if the parent is broken, or if one of `ranks`, by default the child's, is gone from it.
+
+        A rank that has finalized the parent does not break it for the others.
+        """
         try:
             self._check_parent(self.ranks if ranks is None else ranks)
         except CommError as error:
@@ -92,13 +96,17 @@ class Split:
     def _check_parent(self, ranks: Sequence[int]) -> None:
         with self.engine.located("split"):
             self.engine.check_open("split")
-            if not isinstance(self.member.backend, ChecksPeers):
+            backend = self.member.backend
+            if not isinstance(backend, ChecksPeers):
                 return
+            others = [r for r in ranks if r != self.member.rank]
             try:
-                self.member.backend.check_peers([r for r in ranks if r != self.member.rank])
+                backend.check_peers(others)
             except CommError as error:
                 self.engine.break_(error)
                 raise
+            if left := backend.left(others):
+                raise error_of(Fault(FaultCode.PEER_LOST, dead=tuple(left), detail=FINALIZED))
 
     def _wait_until_idle(self) -> None:
         executor, timeout = self.engine.executor, self.options.timeout
