@@ -63,7 +63,7 @@ def test_a_message_that_is_through_is_no_wait(answers):
 
 
 def test_another_circle_is_found_when_the_first_is_none():
-    """Rank 1 has taken the message of rank 2, which also waits for rank 3, and that one for rank 1."""
+    """Rank 1 has taken the message of rank 2. Rank 2 also waits for rank 3, which waits for rank 1."""
     circles = circles_of_others(TO_1, FROM_3, third=here("recv", Awaited(1, False, 1, 8)))
     assert circles.find() == [1, 2]
     while unsure := circles.uncertain(circles.find()):

@@ -66,10 +66,10 @@ class OutOfBandExchange(Exchange):
     def _begin(self) -> None:
         fresh, self._fresh = dict(enumerate(self._fresh, self._added)), []
         self._added += len(fresh)
-        # Noted before they start: if one cannot, the fault channel has to know of it to say why.
+        # Noted before they start, so that the fault channel can explain why a message could not start.
         awaits = {number: self._backend.awaited(message) for number, message in fresh.items()}
         self._running |= awaits
-        # A message to a rank that has finalized could seem to arrive.
+        # Otherwise a small message to a rank that has finalized would seem to have arrived.
         self._backend.channel.check_finalized(awaits.values())
         self._backend.check_fault()
         for self._about, message in fresh.items():
@@ -77,7 +77,7 @@ class OutOfBandExchange(Exchange):
         self._about = -1
 
     def _failed(self) -> list[Awaited]:
-        """Returns the messages of which one may have failed: a single one if the library has told which."""
+        """Returns the message that has failed, or all under way if the library has not said which."""
         about = self._running.get(self._about)
         return list(self._running.values()) if about is None or about.peer < 0 else [about]
 

@@ -54,7 +54,7 @@ class Question:
             self.answers[peer] = answer
 
     def over(self, now: float, here: set[int]) -> bool:
-        """Whether no more answers are waited for. `here`: the ranks that can answer."""
+        """Whether the time is over, or all ranks that can answer have answered. `here`: those ranks."""
         return now >= self.by or self.of.keys() & here <= self.answers.keys()
 
 
@@ -160,15 +160,13 @@ class FaultChannel:
         while not self._known.wait(_LOOK) and time.monotonic() < end:
             # A message may be complete although it is in the list, and its peer may have left since.
             if lacking := [m for m in awaits if m.peer in self._left and lacks(m, self._left[m.peer])]:
-                self.check_left([m.peer for m in lacking])
-        self.check_left([m.peer for m in awaits])
+                self._check_left([m.peer for m in lacking])
+        self._check_left([m.peer for m in awaits])
         return self.fault
 
-    def check_left(self, ranks: Sequence[int]) -> None:
-        """Takes those of `ranks` that have finalized for lost."""
+    def _check_left(self, ranks: Sequence[int]) -> None:
         with self._lock:
-            if left := tuple(sorted(r for r in ranks if r in self._left)):
-                self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
+            self._lose(sorted(self.left(ranks)))
 
     def left(self, ranks: Sequence[int]) -> list[int]:
         """Returns those of `ranks` that have finalized."""
@@ -179,8 +177,7 @@ class FaultChannel:
         if not self._left:
             return
         with self._lock:
-            if left := self._left_without(Operation("", 0, 0.0, 0.0, list(awaits))):
-                self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
+            self._lose(self._left_without(Operation("", 0, 0.0, 0.0, list(awaits))))
 
     def catch_up(self) -> None:
         """Returns when the channel's thread has read what other ranks have told by now."""
@@ -265,6 +262,11 @@ class FaultChannel:
         self._known.set()
         self._on_fault()
         return fault
+
+    def _lose(self, left: Sequence[int]) -> None:
+        """Sets the fault of ranks that have finalized, if there are any."""
+        if left:
+            self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=tuple(left), detail=FINALIZED))
 
     def _tell(self, message: wire.Message, peers: Sequence[int] | None = None) -> None:
         data = wire.encode(message)
@@ -392,8 +394,8 @@ class FaultChannel:
                 why = "; ".join(dict.fromkeys(filter(None, gone.values())))
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=tuple(sorted(gone)), detail=why))
             operation = self._operation
-            if self.fault is None and operation is not None and (missing := self._left_without(operation)):
-                self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=missing, detail=FINALIZED))
+            if self.fault is None and operation is not None:
+                self._lose(self._left_without(operation))
             if operation is not None and self.fault is None and now >= operation.compare:
                 operation.compare = FOREVER
                 self._tell(
