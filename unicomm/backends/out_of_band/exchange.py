@@ -67,10 +67,9 @@ class OutOfBandExchange(Exchange):
         fresh, self._fresh = dict(enumerate(self._fresh, self._added)), []
         self._added += len(fresh)
         # Noted before they start, so that the fault channel can explain why a message could not start.
-        awaits = {number: self._backend.awaited(message) for number, message in fresh.items()}
-        self._running |= awaits
+        self._running |= {number: self._backend.awaited(message) for number, message in fresh.items()}
         # Otherwise a small message to a rank that has finalized would seem to have arrived.
-        self._backend.channel.check_finalized(awaits.values())
+        self._backend.channel.check_finalized(self._running.values())
         self._backend.check_fault()
         for self._about, message in fresh.items():
             self._start(self._about, message)

@@ -173,11 +173,17 @@ class FaultChannel:
         return [r for r in ranks if r in self._left]
 
     def check_finalized(self, awaits: Iterable[Awaited]) -> None:
-        """Takes those for lost that have finalized without their end of one of these messages."""
+        """Takes those for lost that have finalized without their end of one of these messages.
+
+        What a rank sent before it finalized arrives first: until then no other receive misses that rank.
+        """
         if not self._left:
             return
+        awaits = [m for m in awaits if m.number and m.peer in self._left]
+        coming = {m.peer for m in awaits if not m.send and not lacks(m, self._left[m.peer])}
+        awaits = [m for m in awaits if m.send or m.peer not in coming]
         with self._lock:
-            self._lose(self._left_without(Operation("", 0, 0.0, 0.0, list(awaits))))
+            self._lose(self._left_without(Operation("", 0, 0.0, 0.0, awaits)))
 
     def catch_up(self) -> None:
         """Returns when the channel's thread has read what other ranks have told by now."""
