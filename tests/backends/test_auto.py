@@ -10,9 +10,9 @@ import torch
 import unicomm
 from tests.backends.hosts.between import BETWEEN
 from tests.threads import results
+from tests.ucx_here import needs_ucx
 from unicomm.backends import auto
 from unicomm.backends.out_of_band import refuse
-from unicomm.backends.ucx.library import why_not
 from unicomm.testing import conformance, run_ranks
 
 
@@ -78,14 +78,14 @@ def _every_rank_has_rdma(monkeypatch):
     monkeypatch.setattr(auto, "rdma_ports", lambda: ["mlx5_0:1"])
 
 
-@pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+@needs_ucx
 @pytest.mark.usefixtures("_every_rank_has_rdma")
 def test_ucx_where_every_rank_has_a_network_for_it():
     assert two(devices="lo", tls="tcp") == ["ucx"] * 2
     assert two(between="tcp") == ["tcp"] * 2
 
 
-@pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+@needs_ucx
 def test_ucx_where_every_rank_was_told_how_to_use_it(monkeypatch):
     assert two(tls="tcp") == ["ucx"] * 2
     monkeypatch.setenv("UCX_TLS", "tcp")

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
+from tests.ucx_here import needs_ucx
 from unicomm import ReduceOp
-from unicomm.backends.ucx.library import why_not
 from unicomm.testing import run_ranks
 
 pytestmark = pytest.mark.processes
@@ -52,7 +52,7 @@ def test_memory_does_not_grow_with_communicators(start):
     assert max(of["blocks"] for of in grown.values()) < 1.5, grown
 
 
-@pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+@needs_ucx
 @pytest.mark.parametrize("way", ["alone", "hosts"])
 def test_ucx_without_memory_for_what_arrives(start, way):
     """UCX says so only in its log. Without the error both ranks would get a timeout, or a DeadlockError."""

@@ -2,12 +2,10 @@
 
 import pytest
 
-from unicomm.backends.ucx.library import why_not
-
-_UCX = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+from tests.ucx_here import needs_ucx
 
 
-@pytest.fixture(params=["tcp", pytest.param("ucx", marks=_UCX)])
+@pytest.fixture(params=["tcp", pytest.param("ucx", marks=needs_ucx)])
 def backend(request):
     """A backend over a transport."""
     return request.param

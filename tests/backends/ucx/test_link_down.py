@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from tests.commands import clean_environment
+from tests.ucx_here import needs_ucx
 from tools import namespaces
-from unicomm.backends.ucx.library import why_not
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}"),
+    needs_ucx,
     pytest.mark.skipif(bool(namespaces.why_not()), reason=f"no network namespaces: {namespaces.why_not()}"),
     pytest.mark.timeout(240),
 ]

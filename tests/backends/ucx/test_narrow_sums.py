@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import unicomm
+from tests.ucx_here import needs_ucx
 from unicomm import _core
-from unicomm.backends.ucx.library import why_not
 from unicomm.testing import run_ranks
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+pytestmark = needs_ucx
 OPS = [unicomm.ReduceOp.SUM, unicomm.ReduceOp.AVG, unicomm.ReduceOp.PRODUCT]
 DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 

@@ -15,14 +15,15 @@ import torch
 import unicomm
 from tests import ROOT
 from tests.commands import run
+from tests.ucx_here import needs_ucx
 from unicomm.backends.out_of_band.fault_channel import FaultChannel
 from unicomm.backends.ucx import backend
 from unicomm.backends.ucx.backend import _worker
-from unicomm.backends.ucx.library import UCX, open_library, why_not
+from unicomm.backends.ucx.library import UCX, open_library
 from unicomm.backends.vendor.library_search import in_packages
 from unicomm.testing import run_ranks
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+pytestmark = needs_ucx
 
 HEADERS = Path(__file__).with_name("ucx_headers.cpp")
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.backends.out_of_band.test_connecting import silent_address
+from tests.ucx_here import needs_ucx
 from unicomm.backends.ucx.backend import _worker
-from unicomm.backends.ucx.library import open_library, why_not
+from unicomm.backends.ucx.library import open_library
 from unicomm.comms.failures.process_sockets import internet_sockets
 
-pytestmark = [pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}"), pytest.mark.timeout(200)]
+pytestmark = [needs_ucx, pytest.mark.timeout(200)]
 _WITHIN = 30.0  # seconds; the system tries for more than two minutes
 
 

@@ -5,12 +5,13 @@ import threading
 import pytest
 import torch
 
+from tests.ucx_here import needs_ucx
 from unicomm import _core
-from unicomm.backends.ucx.library import open_library, why_not
+from unicomm.backends.ucx.library import open_library
 from unicomm.comms.operations.dtypes import code_of
 from unicomm.comms.operations.reduction import RedOpType
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+pytestmark = needs_ucx
 
 # Small buffers of the system and copied sends, which UCX completes while the end of one is in the worker.
 _SETTINGS = [

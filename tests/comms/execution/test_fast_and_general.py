@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.comms import inside
+from tests.ucx_here import needs_ucx
 from unicomm import MismatchError, ReduceOp
-from unicomm.backends.ucx.library import why_not
 from unicomm.comms.execution.engine import Engine
 from unicomm.testing import run_ranks
 
@@ -21,11 +21,9 @@ DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, t
 REDUCTIONS = (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.AVG)
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=[pytest.param(p, marks=needs_ucx) if p == "ucx" else p for p in PLACES])
 def place(request):
     backend, hints = PLACES[request.param]
-    if backend == "ucx" and (reason := why_not()):
-        pytest.skip(f"no UCX: {reason}")
     return {"backend": backend, "hints": hints, "timeout": 60}
 
 

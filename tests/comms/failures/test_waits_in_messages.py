@@ -13,11 +13,12 @@ import torch
 import unicomm
 from tests.comms.inside import post
 from tests.threads import outcomes
+from tests.ucx_here import needs_ucx
 from unicomm import CommTimeoutError, Communicator, DeadlockError, PeerLostError
-from unicomm.backends.ucx.library import why_not
 from unicomm.c10d.compat import HashStore
 
 BACKENDS = [("shm", None), ("gloo", None), ("auto", {"hosts": "a,b,c,d"})]
+TRANSPORTS = [("tcp", None), pytest.param("ucx", None, marks=needs_ucx)]
 
 
 def ranks(n: int, backend: str, hints: Any) -> list[Communicator]:
@@ -132,11 +133,9 @@ def test_a_message_of_a_batch_that_is_through_is_no_wait(backend, hints):
         comm.finalize()
 
 
-@pytest.mark.parametrize(("backend", "hints"), [*BACKENDS, ("tcp", None), ("ucx", None)])
+@pytest.mark.parametrize(("backend", "hints"), [*BACKENDS, *TRANSPORTS])
 def test_a_message_to_a_rank_that_has_finalized_blames_no_other(backend, hints, eventually):
     """Rank 1 takes its message and finalizes, too, while rank 0 looks for the cause."""
-    if backend == "ucx" and (reason := why_not()):
-        pytest.skip(f"no UCX: {reason}")
     comms = ranks(3, backend, hints)
     comms[2].finalize()
     if backend != "shm":  # whose native code hears of it by itself
@@ -165,11 +164,9 @@ def test_a_message_to_a_rank_that_has_finalized_blames_no_other(backend, hints, 
 
 
 @pytest.mark.parametrize("n", [3, 100_000])
-@pytest.mark.parametrize(("backend", "hints"), [BACKENDS[0], BACKENDS[2], ("tcp", None), ("ucx", None)])
+@pytest.mark.parametrize(("backend", "hints"), [BACKENDS[0], BACKENDS[2], *TRANSPORTS])
 def test_what_a_rank_sent_before_it_finalized_arrives_first(backend, hints, n, eventually):
     """Of two receives the first has its message, the other never will. Gloo's send waits for its receive."""
-    if backend == "ucx" and (reason := why_not()):
-        pytest.skip(f"no UCX: {reason}")
     comms = ranks(2, backend, hints)
 
     def sends() -> None:
