@@ -302,7 +302,10 @@ class _Judge:
 
     def _is_end_of(self, failed: Record, connected: list[Record]) -> bool:
         """Whether a rank timed out because of one that had connected, and was stopped since, or failed
-        because the store was gone with such a one."""
+        because the store was gone with such a one.
+
+        Or of one that was stopped in its last step, and found when it went on that all others had come.
+        """
         error = failed.error
         assert error is not None
         harmed = {r.rank for r in connected if self._harmed_before(failed.ended, r)}
@@ -321,7 +324,10 @@ class _Judge:
         )
 
     def _harmed_before(self, when: float, record: Record) -> bool:
-        stopped = any(r == record.rank and record.ended <= since < when for r, since, _ in self._run.stops)
+        stopped = any(
+            r == record.rank and since < when and (record.ended <= since or when < until)
+            for r, since, until in self._run.stops
+        )
         return stopped or self._run.died.get(record.rank, when) < when
 
     def _of_single_kill(self) -> list[str]:
