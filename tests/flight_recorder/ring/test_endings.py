@@ -236,6 +236,47 @@ def test_a_program_that_took_the_signal_is_not_asked(sleeper, tmp_path):
     assert process.poll() is None
 
 
+FORKS = """
+import os, signal, sys
+from pathlib import Path
+from unicomm.flight_recorder.recording import ending
+
+ending.begin(Path(sys.argv[1]), 0)
+if os.fork() == 0:
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("SigIgn")]
+    print(int(line.split()[1], 16) >> (signal.SIGRTMAX - 7) & 1, flush=True)
+    os._exit(0)
+os.wait()
+"""
+ENDS = """
+import ctypes, sys
+from pathlib import Path
+from unicomm.flight_recorder.recording import ending
+
+ending.begin(Path(sys.argv[1]), 0)
+ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).getchar)  # waits here when Python has ended
+sys.exit(3)
+"""
+
+
+def test_who_asks_at_the_last_moment_does_not_end_the_process(tmp_path, eventually):
+    """Python has removed the handler between the look at it and the signal."""
+    command = [sys.executable, "-c", ENDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        eventually(lambda: list(tmp_path.glob("*.ending")))
+        (path,) = tmp_path.glob("*.ending")
+        number = json.loads(path.read_text())["stack_signal"]
+        eventually(lambda: not stacks._is_caught(process.pid, number))
+        process.send_signal(number)
+        process.stdin.close()
+        assert process.wait(30) == 3
+
+
+def test_a_forked_child_has_the_signal_as_it_was(tmp_path):
+    said = subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, check=True)
+    assert said.stdout.split() == [b"0"]
+
+
 def test_a_stopped_process_is_left_alone(sleeper, tmp_path, monkeypatch):
     monkeypatch.setattr(stacks.shutil, "which", lambda _: None)
     process = sleeper()

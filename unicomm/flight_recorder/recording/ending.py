@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import json
@@ -95,9 +96,16 @@ def _listen(stacks: TextIO) -> int:
         faulthandler.register(signal.SIGTERM, stacks, all_threads=True, chain=True)
     for number in range(signal.SIGRTMAX - 6, signal.SIGRTMIN, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
+            # What Python restores at its end. Who asks at that moment must not end the process.
+            _set_action(number, signal.SIG_IGN)
             faulthandler.register(number, stacks, all_threads=True, chain=False)
             return number
     return 0
+
+
+def _set_action(number: int, action: signal.Handlers) -> None:
+    """`signal.signal` for any thread. `signal.getsignal` does not show the action."""
+    ctypes.CDLL(None).signal(number, ctypes.c_void_p(action))
 
 
 def _write(more: dict[str, Any]) -> None:
@@ -218,6 +226,7 @@ def _after_fork() -> None:
             # `unregister` would also remove a handler that the program has set since.
             if number and signal.getsignal(number) is signal.SIG_DFL:
                 faulthandler.unregister(number)
+                _set_action(number, signal.SIG_DFL)
     _path = _stacks = on_failure = None
     failed = _crashes_are_ours = False
     _facts.clear()
