@@ -406,6 +406,41 @@ def test_a_member_that_lost_the_store_for_a_moment_meets_at_its_next_attempt() -
     close_all(meet_all(store, 3))
 
 
+def test_a_member_that_comes_again_while_the_last_meeting_is_erased() -> None:
+    """It had read that the first meeting is not decided. It was told that two processes had its rank."""
+    store = HashStore()
+    again, erased = threading.Event(), threading.Event()
+
+    def last(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "compare_set" and arguments[1:] == (b"0", b"1"):  # the outcome is there
+            again.wait(LONG)
+
+    def comes_again(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "compare_set" and arguments[0].endswith("0/0/result") and closed:
+            again.set()
+            erased.wait(LONG)
+
+    closed: list[int] = []
+
+    def first() -> Rendezvous:
+        its_store = Watched(store, comes_again)
+        meet(its_store, "c", 0, 2, timeout=LONG, hello={}).close()
+        closed.append(0)
+        return meet(its_store, "c", 0, 2, timeout=LONG, hello={})
+
+    def second() -> Rendezvous:
+        eventually(lambda: store.check(posts([0])))
+        meet(Watched(store, last), "c", 1, 2, timeout=LONG, hello={}).close()
+        erased.set()
+        return meet(store, "c", 1, 2, timeout=LONG, hello={})
+
+    members = outcomes([first, second])
+    assert again.is_set()
+    assert all(isinstance(member, Rendezvous) for member in members), members
+    close_all(members)
+    assert store.num_keys() == 1
+
+
 def test_a_member_that_reads_the_posts_while_another_one_completes() -> None:
     """Rank 0, which is counted twice, takes itself for the last one, as rank 2 does."""
     store, over = HashStore(), threading.Barrier(3)
@@ -490,7 +525,8 @@ def test_all_or_none_in_any_order_of_events() -> None:
     assert all(isinstance(m, Rendezvous) for m in members), members
     assert len({m.uid for m in members}) == 1
     close_all(members)
-    assert store.num_keys() == 1
+    calls = [f"unicomm-waits-in/{rank}" for rank in range(size)]  # stay after a failure
+    assert store.num_keys() == 1 + sum(store.check([call]) for call in calls)
 
 
 def _lost_peer() -> None:

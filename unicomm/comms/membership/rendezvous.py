@@ -313,11 +313,14 @@ class Rendezvous:
 
     def _open_generation(self) -> int:
         """The first generation without an outcome. Raises the outcome of the generation before, if needed."""
-        while True:
-            generation = int(self._client.put_first(f"{self._base}/generation", b"0"))
-            if not self._client.peek(f"{self._base}/{generation}/0/result"):
-                break
-            self._advance(generation)
+        generation, decided = self._current_generation(), True
+        while decided:
+            if self._client.peek(f"{self._base}/{generation}/0/result"):
+                self._advance(generation)
+            seen, generation = generation, self._current_generation()
+            decided = seen != generation  # the outcome of a success is erased when all have gone on
+        if generation == 0:
+            return generation
         before = f"{self._base}/{generation - 1}/0"
         outcome = self._client.peek(f"{before}/result")
         with self._reading():
@@ -329,6 +332,9 @@ class Rendezvous:
                 self._await_cause()
             raise self._error(self._earlier, "arrive")
         return generation
+
+    def _current_generation(self) -> int:
+        return int(self._client.put_first(f"{self._base}/generation", b"0"))
 
     def _advance(self, generation: int) -> None:
         # Without effect if another member has done it.
