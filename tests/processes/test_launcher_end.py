@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -413,4 +414,6 @@ def test_nobody_reads_what_the_launcher_says(tmp_path):
     assert done.returncode == 1
     said = json.loads(file.read_text())
     assert (said["ended"], said["exit_code"], said["attempts"]) == ("rank-failed", 1, 2)
-    assert "Both ranks ended with exit code 1" in said["report"]["findings"][0]["sentence"]
+    # The launcher may have ended the other rank before its program began.
+    sentence = said["report"]["findings"][0]["sentence"]
+    assert re.match(r"(Both ranks|Rank [01]) ended with exit code 1", sentence), sentence

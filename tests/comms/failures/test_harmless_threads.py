@@ -14,6 +14,7 @@ import torch
 from torch.utils.data._utils.pin_memory import _pin_memory_loop
 
 from tests import ROOT
+from unicomm.comms.failures import store_requests
 from unicomm.comms.failures.thread_quiescence import VARIABLE, threads_that_stay
 
 WITHIN = 30.0  # a hang, not a slow machine
@@ -49,3 +50,18 @@ def test_a_data_loaders_thread(pinning: threading.Thread, monkeypatch: pytest.Mo
     assert found
     monkeypatch.setenv(VARIABLE, f"{os.environ[VARIABLE]}:{found[1]}")
     assert stays(WITHIN)
+
+
+def test_a_thread_for_requests_to_a_store_may_be_awake() -> None:
+    """On a busy machine it is after each answer, also to the rank that looks."""
+    ended = threading.Event()
+
+    def computes() -> None:
+        while not ended.is_set():
+            pass
+
+    store_requests._pool.run(computes)
+    try:
+        assert stays(WITHIN)
+    finally:
+        ended.set()

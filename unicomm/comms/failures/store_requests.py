@@ -33,7 +33,8 @@ _SILENT = 2.0  # seconds without an answer after which a store may be gone
 _LOOK = 0.2  # seconds between two looks at who is gone
 _LAST = 2.0  # seconds for the end of requests when the process ends
 _RESOLVED = 1.0  # seconds for the addresses of a store's host when the process ends
-_pool = DaemonPool("unicomm-store")
+THREAD = "unicomm-store"  # the name of the threads that run requests
+_pool = DaemonPool(THREAD)
 
 
 class NoAnswerError(Exception):

@@ -9,6 +9,7 @@ are looked at. The answer is no unless each thread is in one of these states:
   operation that is not over, a thread that it joins, a condition, an event or a queue.
 - It runs no code of the user and will not do so by itself: idle threads of unicomm and of the standard
   library's executors and queues, and threads in the files that `UNICOMM_HARMLESS_THREADS` names.
+- It runs requests to a store, for threads that are looked at themselves. It may be awake.
 - It is another rank: it created one rank of a communicator of which the thread in question created another.
   Where ranks are threads, each thread acts for its own rank only; a thread that joins one has started ranks.
 
@@ -30,7 +31,7 @@ from types import FrameType
 
 import unicomm
 from unicomm.comms import work
-from unicomm.comms.failures import daemon_pool, open_communicators
+from unicomm.comms.failures import daemon_pool, open_communicators, store_requests
 from unicomm.flight_recorder.recording.thread_frames import frames_of_threads
 
 _SWITCH = 0.02  # seconds: a thread that waits for Python's lock moves within 5 ms
@@ -139,7 +140,8 @@ def _moves_of(
                 return None
             found[ident] = f"{id(frame)} {frame.f_lasti}"
             continue
-        if thread in others:
+        # On a busy machine a store's thread is awake for a while after each answer.
+        if thread in others or thread.name == store_requests.THREAD:
             continue
         moves = _moves(thread)
         if moves is None or not (_is_harmless(thread, frame, events) or _is_parked(frame, launched, events)):
