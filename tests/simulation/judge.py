@@ -296,6 +296,8 @@ class _Judge:
                 continue  # it held the store, and had answered some of the others
             if self._has_lost_the_first(failed):
                 continue  # the same, and it had not connected itself
+            if self._has_lost_the_store(failed):
+                continue  # the same, of a rank that is not among them
             if good:
                 return [f"some connected, some failed: ranks {good} are connected, but {self._text(failed)}"]
         return []
@@ -322,6 +324,13 @@ class _Judge:
             and named
             and self._run.died.get(first, failed.ended) < failed.ended
         )
+
+    def _has_lost_the_store(self, failed: Record) -> bool:
+        """Whether a split failed because the store's holder, which is not in it, was stopped or killed."""
+        holders = set(self._named(failed, self._kind(failed))) - set(failed.members)
+        stopped = {r for r, since, _ in self._run.stops if since < failed.ended}
+        dead = {r for r, when in self._run.died.items() if when < failed.ended}
+        return failed.store_failed and bool(holders & (stopped | dead))
 
     def _harmed_before(self, when: float, record: Record) -> bool:
         stopped = any(
