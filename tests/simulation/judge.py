@@ -306,7 +306,7 @@ class _Judge:
         """Whether a rank timed out because of one that had connected, and was stopped since, or failed
         because the store was gone with such a one.
 
-        Or of one that was stopped in its last step, and found when it went on that all others had come.
+        Or because of one that was stopped in its last step, and connected when it went on.
         """
         error = failed.error
         assert error is not None

@@ -166,7 +166,7 @@ def test_a_message_to_a_rank_that_has_finalized_blames_no_other(backend, hints, 
 @pytest.mark.parametrize("n", [3, 100_000])
 @pytest.mark.parametrize(("backend", "hints"), [BACKENDS[0], BACKENDS[2], *TRANSPORTS])
 def test_what_a_rank_sent_before_it_finalized_arrives_first(backend, hints, n, eventually):
-    """Of two receives the first has its message, the other never will. Gloo's send waits for its receive."""
+    """A second receive never gets a message. Gloo is left out: its send waits for the receive."""
     comms = ranks(2, backend, hints)
 
     def sends() -> None:

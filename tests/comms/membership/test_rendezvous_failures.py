@@ -407,7 +407,7 @@ def test_a_member_that_lost_the_store_for_a_moment_meets_at_its_next_attempt() -
 
 
 def test_a_member_that_comes_again_while_the_last_meeting_is_erased() -> None:
-    """It had read that the first meeting is not decided. It was told that two processes had its rank."""
+    """It read the number of the first meeting before that changed. Then it must not post there once more."""
     store = HashStore()
     again, erased = threading.Event(), threading.Event()
 

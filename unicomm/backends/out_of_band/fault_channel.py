@@ -173,7 +173,7 @@ class FaultChannel:
         return [r for r in ranks if r in self._left]
 
     def check_finalized(self, awaits: Iterable[Awaited]) -> None:
-        """Takes those for lost that have finalized without their end of one of these messages.
+        """Sets the fault of ranks that have finalized without their side of one of these messages.
 
         What a rank sent before it finalized arrives first: until then no other receive misses that rank.
         """

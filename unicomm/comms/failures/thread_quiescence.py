@@ -9,7 +9,7 @@ are looked at. The answer is no unless each thread is in one of these states:
   operation that is not over, a thread that it joins, a condition, an event or a queue.
 - It runs no code of the user and will not do so by itself: idle threads of unicomm and of the standard
   library's executors and queues, and threads in the files that `UNICOMM_HARMLESS_THREADS` names.
-- It runs requests to a store, for threads that are looked at themselves. It may be awake.
+- It sends requests of other threads to a store. Those are looked at themselves, so this one may be running.
 - It is another rank: it created one rank of a communicator of which the thread in question created another.
   Where ranks are threads, each thread acts for its own rank only; a thread that joins one has started ranks.
 

@@ -313,12 +313,12 @@ class Rendezvous:
 
     def _open_generation(self) -> int:
         """The first generation without an outcome. Raises the outcome of the generation before, if needed."""
-        generation, decided = self._current_generation(), True
-        while decided:
+        while True:
+            generation = self._current_generation()
             if self._client.peek(f"{self._base}/{generation}/0/result"):
                 self._advance(generation)
-            seen, generation = generation, self._current_generation()
-            decided = seen != generation  # the outcome of a success is erased when all have gone on
+            elif self._current_generation() == generation:  # else it was decided, and its outcome is erased
+                break
         if generation == 0:
             return generation
         before = f"{self._base}/{generation - 1}/0"

@@ -96,7 +96,7 @@ def _listen(stacks: TextIO) -> int:
         faulthandler.register(signal.SIGTERM, stacks, all_threads=True, chain=True)
     for number in range(signal.SIGRTMAX - 6, signal.SIGRTMIN, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
-            # What Python restores at its end. Who asks at that moment must not end the process.
+            # Python restores this action when it ends: a request at that moment must not end the process.
             _set_action(number, signal.SIG_IGN)
             faulthandler.register(number, stacks, all_threads=True, chain=False)
             return number
@@ -226,7 +226,8 @@ def _after_fork() -> None:
             # `unregister` would also remove a handler that the program has set since.
             if number and signal.getsignal(number) is signal.SIG_DFL:
                 faulthandler.unregister(number)
-                _set_action(number, signal.SIG_DFL)
+                if number != signal.SIGTERM:  # `unregister` restores what `_listen` has set
+                    _set_action(number, signal.SIG_DFL)
     _path = _stacks = on_failure = None
     failed = _crashes_are_ours = False
     _facts.clear()
