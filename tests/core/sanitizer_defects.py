@@ -24,20 +24,31 @@ def overflow() -> None:
 
 
 def race() -> None:
-    """Two threads sum into the same memory."""
+    """Two threads sum into the same memory, again until the second one began before the first one ended.
+
+    A thread that takes the GIL comes after all that released it, also for the sanitizer: two sums race only
+    if both began before one of them ended.
+    """
+    sys.setswitchinterval(60)  # a thread keeps the GIL until its sum releases it
     out, ones = torch.zeros(_MANY), torch.ones(_MANY)
-    together = threading.Barrier(2)
+    second_began = threading.Event()
+    raced = False
 
     def add() -> None:
-        for _ in range(3):
-            together.wait()
-            _core.fold(out, [ones, ones], int(RedOpType.SUM), None, 2)
+        _core.fold(out, [ones, ones], int(RedOpType.SUM), None, 2)
 
-    threads = [threading.Thread(target=add) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def add_first() -> None:
+        nonlocal raced
+        add()
+        raced = second_began.is_set()
+
+    while not raced:
+        second_began.clear()
+        first = threading.Thread(target=add_first)
+        first.start()
+        second_began.set()
+        add()
+        first.join()
 
 
 if __name__ == "__main__":
