@@ -324,6 +324,19 @@ def test_abort_reaches_the_others_at_once(store: Any) -> None:
     close_all(members)
 
 
+def test_a_member_that_leaves_because_others_have_aborted_blames_them() -> None:
+    members = meet_all(HashStore(), 3)
+
+    def leave() -> None:
+        with members[1]:
+            raise AbortedError("rank 7 aborted the communicator", culprits=[7])
+
+    _, *others = outcomes([leave, *(partial(members[r].exchange, "x", b"") for r in (0, 2))])
+    error = same_error(others, AbortedError, [7])
+    assert error.message == "rank 7 aborted the communicator"
+    close_all(members)
+
+
 def test_abort_is_final_for_the_one_that_left() -> None:
     (alone,) = meet_all(None, 1)
     alone.abort("no reason")
@@ -540,7 +553,7 @@ def test_no_member_succeeds_after_one_whose_peer_is_gone():
         meet(store, "c", 0, 2, timeout=LONG, hello={}, check_peers=_lost_peer)
     with pytest.raises(PeerLostError, match="rank 2 is gone") as raised:
         meet(store, "c", 1, 2, timeout=LONG, hello={})
-    assert raised.value.culprits == (0,)
+    assert raised.value.culprits == (2,)  # and not the one that has told it
 
 
 def test_a_member_raises_what_its_own_connections_tell():

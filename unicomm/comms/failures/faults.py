@@ -240,6 +240,7 @@ def in_global_ranks(error: CommError, labels: Sequence[int]) -> CommError:
         return error
     known = _ranks_in(error, labels)
     found = error.again(f"{error.message} (global {rank_list(known['culprits'])})")
+    found.fault = None if error.fault is None else renumbered(error.fault, labels)
     for kind, ranks in known.items():
         setattr(found, kind, tuple(ranks))
     return found

@@ -6,11 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from unicomm.c10d.compat import Store, base_store
 from unicomm.comms.errors import BackendError, CommError, CommTimeoutError, first_line
 
+from .faults import FINALIZED
 from .store_requests import NoAnswerError, StoreHost, host_of, requests_of, set_host
 
 CHUNK = 1024  # keys in one request
@@ -38,14 +40,31 @@ class StoreClient:
         """`limit`: seconds from now to the deadline.
 
         `check` raises if ranks are known to be gone, with which the store may be gone. It is called several
-        times a second while the store does not answer; the request raises what it does.
+        times a second while the store does not answer; the request raises what it does, if that `explains`
+        the silence.
         """
         self._store: Any = store  # the type stubs lack several methods, and have str where bytes are accepted
         self._base = base_store(store)
-        self._comm, self._size, self._check = comm, size, check
+        self._comm, self._size = comm, size
+        self._check = None if check is None else partial(self._look, check)
         self._requests = requests_of(self._base)
         self._limit, self._deadline = limit, time.monotonic() + limit
         self._grace = 2.0 + size / 2000
+
+    def explains(self, error: CommError) -> bool:
+        """Whether a store that does not answer may be gone with the ranks of an error of `check`.
+
+        Not if they have only finalized, as a rank may that has had its answers, and do not hold the store.
+        """
+        finalized = error.fault is not None and error.fault.detail == FINALIZED
+        return not finalized or host_of(self._store).rank in error.culprits
+
+    def _look(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except CommError as error:
+            if self.explains(error):
+                raise
 
     def _call(self, operation: str, *arguments: Any) -> Any:
         try:

@@ -69,7 +69,7 @@ from .rendezvous_parts import (
     encode,
     error_of,
     grow,
-    left_because,
+    leaving,
     pack,
     ranges_of,
     read_failure,
@@ -239,7 +239,8 @@ class Rendezvous:
         """Leaves early: the next call of each other member raises an error at once.
 
         That is a `PeerLostError` with `reason`; or, if other ranks made this member leave, as they did not
-        come to a meeting of some members or are gone, the same as the `cause`, with their global ranks.
+        come to a meeting of some members, are gone, or have aborted, the same as the `cause`, with their
+        global ranks.
 
         Only the member that cannot go on calls it. Without effect after an error or `close`.
         """
@@ -249,8 +250,7 @@ class Rendezvous:
         if self.size == 1:
             return
         with contextlib.suppress(CommError):
-            failure = left_because(cause, self.labels[self.rank])
-            failure = failure or {"kind": "left", "culprits": [[self.rank, self.rank]], "reason": reason}
+            failure = self._leaving(reason, cause)
             # If this step has succeeded meanwhile, the others go on to the next step and must not wait there.
             for step in (self._step, self._step + 1):
                 if self._fail(step, failure).startswith(_FAILURE):
@@ -448,12 +448,17 @@ class Rendezvous:
 
     def _tell_of_peers(self, error: CommError) -> bytes:
         """Fails this step because of an error of `check_peers`. Returns another outcome if there was one."""
-        me = [[self.rank, self.rank]]
-        failure = {"kind": "left", "culprits": me, "reason": describe(error), "peers": True}
-        with contextlib.suppress(CommError):  # the store may be gone with a peer
+        failure = self._leaving(describe(error), error) | {"peers": True}
+        try:
             outcome = self._fail(self._step, failure)
-            return b"" if outcome == _FAILURE + encode(failure) else outcome
-        return b""
+        except CommError:
+            if not self._client.explains(error):
+                raise
+            return b""  # the store may be gone with a peer
+        return b"" if outcome == _FAILURE + encode(failure) else outcome
+
+    def _leaving(self, reason: str, cause: BaseException | None) -> dict[str, Any]:
+        return leaving(self.rank, self.labels[self.rank], reason, cause)
 
     def _await_cause(self) -> None:
         """Raises what `check_peers` finds, when another member has left because of what it has found."""

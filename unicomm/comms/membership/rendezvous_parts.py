@@ -11,6 +11,7 @@ from typing import Any
 
 from unicomm.c10d.compat import Store
 from unicomm.comms.errors import (
+    AbortedError,
     BackendError,
     CommError,
     CommTimeoutError,
@@ -120,22 +121,28 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
 
 
 #: Errors about other ranks than the member that leaves because of them.
-_CAUSES: dict[str, type[CommError]] = {"timeout": CommTimeoutError, "lost": PeerLostError}
+_CAUSES: dict[str, type[CommError]] = {
+    "timeout": CommTimeoutError,
+    "lost": PeerLostError,
+    "aborted": AbortedError,
+}
 
 
-def left_because(error: BaseException | None, member: int) -> dict[str, Any] | None:
-    """The failure of a member, a global rank, that leaves because of other ranks; None if it is the cause."""
+def leaving(rank: int, member: int, reason: str, error: BaseException | None) -> dict[str, Any]:
+    """The failure of a member that leaves: of rank `rank` here, and `member` in the job.
+
+    Other ranks are the culprits if it leaves because of them, as the `error` says; else it is the culprit.
+    """
     for cause, kind in _CAUSES.items():
         if isinstance(error, kind) and error.culprits and member not in error.culprits:
-            culprits = ranges_of(sorted(error.culprits))
             return {
                 "kind": "left",
-                "culprits": culprits,
+                "culprits": ranges_of(sorted(error.culprits)),
                 "global": True,
                 "reason": error.message,
                 "cause": cause,
             }
-    return None
+    return {"kind": "left", "culprits": [[rank, rank]], "reason": reason}
 
 
 def read_failure(text: bytes, size: int) -> dict[str, Any]:
