@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from unicomm.c10d.compat import Store, base_store
@@ -45,8 +44,7 @@ class StoreClient:
         """
         self._store: Any = store  # the type stubs lack several methods, and have str where bytes are accepted
         self._base = base_store(store)
-        self._comm, self._size = comm, size
-        self._check = None if check is None else partial(self._look, check)
+        self._comm, self._size, self._check = comm, size, check
         self._requests = requests_of(self._base)
         self._limit, self._deadline = limit, time.monotonic() + limit
         self._grace = 2.0 + size / 2000
@@ -59,9 +57,11 @@ class StoreClient:
         finalized = error.fault is not None and error.fault.detail == FINALIZED
         return not finalized or host_of(self._store).rank in error.culprits
 
-    def _look(self, check: Callable[[], None]) -> None:
+    def _look(self) -> None:
+        if self._check is None:
+            return
         try:
-            check()
+            self._check()
         except CommError as error:
             if self.explains(error):
                 raise
@@ -73,7 +73,8 @@ class StoreClient:
                 return method(*arguments)
             left = self._deadline - time.monotonic()
             seconds = max(left, 0.0 if self._requests.silent else self._grace)
-            return self._requests.ask(self._base, seconds, lambda: method(*arguments), self._check)
+            check = None if self._check is None else self._look
+            return self._requests.ask(self._base, seconds, lambda: method(*arguments), check)
         except NoAnswerError:
             raise self._silent() from None
         except CommError:

@@ -250,7 +250,7 @@ class Rendezvous:
         if self.size == 1:
             return
         with contextlib.suppress(CommError):
-            failure = self._leaving(reason, cause)
+            failure = leaving(self.rank, self.labels[self.rank], reason, cause)
             # If this step has succeeded meanwhile, the others go on to the next step and must not wait there.
             for step in (self._step, self._step + 1):
                 if self._fail(step, failure).startswith(_FAILURE):
@@ -448,7 +448,7 @@ class Rendezvous:
 
     def _tell_of_peers(self, error: CommError) -> bytes:
         """Fails this step because of an error of `check_peers`. Returns another outcome if there was one."""
-        failure = self._leaving(describe(error), error) | {"peers": True}
+        failure = leaving(self.rank, self.labels[self.rank], describe(error), error) | {"peers": True}
         try:
             outcome = self._fail(self._step, failure)
         except CommError:
@@ -456,9 +456,6 @@ class Rendezvous:
                 raise
             return b""  # the store may be gone with a peer
         return b"" if outcome == _FAILURE + encode(failure) else outcome
-
-    def _leaving(self, reason: str, cause: BaseException | None) -> dict[str, Any]:
-        return leaving(self.rank, self.labels[self.rank], reason, cause)
 
     def _await_cause(self) -> None:
         """Raises what `check_peers` finds, when another member has left because of what it has found."""
