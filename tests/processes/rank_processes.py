@@ -28,6 +28,7 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from tests.commands import clean_environment
+from tests.eventually import eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
 WITHIN = 30.0  # seconds that anything may take where a test says nothing else: a hang, not a slow machine
@@ -131,7 +132,17 @@ class RankProcess:
         self._stdin.flush()
 
     def signal(self, number: int) -> None:
+        """Sends a signal. After SIGSTOP no thread of the process runs any more when this returns."""
         signal.pidfd_send_signal(self.pidfd, number)
+        if number == signal.SIGSTOP:
+            eventually(self._is_stopped)  # until one thread has taken the signal, the others go on
+
+    def _is_stopped(self) -> bool:
+        stats = Path(f"/proc/{self.pid}/task").glob("*/stat")
+        try:
+            return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats} <= {"T", "Z", "X"}
+        except OSError:  # a thread has just ended
+            return False
 
     def end(self, within: float = WITHIN) -> int:
         """Waits for the end of the process; its exit code, or minus the signal that ended it."""

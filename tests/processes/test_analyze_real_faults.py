@@ -119,6 +119,7 @@ def test_a_timeout_that_was_caught_is_over(start, rings, eventually):
     for rank in job.but(0):
         rank.next("caught")
     job[0].tell()
+    job.next("together")
     # Until ranks 0 and 1 have issued the operation of the other one, the first failure is what they wait in.
     report = report_of(rings, "blocked-outside-the-communicator", 3, group="other")
     assert [(f.group, f.culprits, f.victims) for f in report.findings] == [("other", [2], [0, 1])]

@@ -105,6 +105,7 @@ def caught() -> None:
     else:
         hear()  # in no operation: else all would wait for each other
     other.barrier()
+    say("together")
     if not guilty:
         other.all_reduce(torch.ones(8), SUM)
 
