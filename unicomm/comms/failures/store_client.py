@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from unicomm.c10d.compat import Store, base_store
@@ -57,11 +58,9 @@ class StoreClient:
         finalized = error.fault is not None and error.fault.detail == FINALIZED
         return not finalized or host_of(self._store).rank in error.culprits
 
-    def _look(self) -> None:
-        if self._check is None:
-            return
+    def _look(self, check: Callable[[], None]) -> None:
         try:
-            self._check()
+            check()
         except CommError as error:
             if self.explains(error):
                 raise
@@ -73,7 +72,7 @@ class StoreClient:
                 return method(*arguments)
             left = self._deadline - time.monotonic()
             seconds = max(left, 0.0 if self._requests.silent else self._grace)
-            check = None if self._check is None else self._look
+            check = None if self._check is None else partial(self._look, self._check)
             return self._requests.ask(self._base, seconds, lambda: method(*arguments), check)
         except NoAnswerError:
             raise self._silent() from None
