@@ -24,10 +24,10 @@ def overflow() -> None:
 
 
 def race() -> None:
-    """Two threads sum into the same memory, again until the second one began before the first one ended.
+    """Two threads sum into the same memory at the same time. This is repeated until their sums overlap.
 
-    A thread that takes the GIL comes after all that released it, also for the sanitizer: two sums race only
-    if both began before one of them ended.
+    The sanitizer takes a thread that acquires the GIL as ordered after those that released it. So it sees no
+    race if one sum ended before the other one began.
     """
     sys.setswitchinterval(60)  # a thread keeps the GIL until its sum releases it
     out, ones = torch.zeros(_MANY), torch.ones(_MANY)

@@ -53,7 +53,7 @@ class StoreClient:
     def explains(self, error: CommError) -> bool:
         """Whether a store that does not answer may be gone with the ranks of an error of `check`.
 
-        Not if they have only finalized, as a rank may that has had its answers, and do not hold the store.
+        A rank that has only finalized is no reason, unless it holds the store: it may have had its answers.
         """
         finalized = error.fault is not None and error.fault.detail == FINALIZED
         return not finalized or host_of(self._store).rank in error.culprits

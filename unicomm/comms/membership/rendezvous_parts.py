@@ -129,9 +129,10 @@ _CAUSES: dict[str, type[CommError]] = {
 
 
 def leaving(rank: int, member: int, reason: str, error: BaseException | None) -> dict[str, Any]:
-    """The failure of a member that leaves: of rank `rank` here, and `member` in the job.
+    """The failure that a member tells the others when it leaves.
 
-    Other ranks are the culprits if it leaves because of them, as the `error` says; else it is the culprit.
+    `rank`, `member`: its rank in this meeting, and its global rank. The culprits are the ranks that `error`
+    names, if it left because of them; else it is the culprit itself, for the `reason`.
     """
     for cause, kind in _CAUSES.items():
         if isinstance(error, kind) and error.culprits and member not in error.culprits:
